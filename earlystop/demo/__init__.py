@@ -1,0 +1,1 @@
+"""The demo's material: a small real model and two dozen everyday prompts."""
