@@ -244,18 +244,19 @@ def _checked(name: str, spec: FieldSpec, value: Any) -> Any:
         if not ok:
             raise _refused(name, spec, value)
         return str(value)
-    kind = numbers.Real if spec.type == "number" else numbers.Integral
+    kind: type = numbers.Real if spec.type == "number" else numbers.Integral
     low, high = (0, 1) if spec.type == "flag" else (spec.low, spec.high)
     # NaN fails both comparisons; an int too large for a float compares exactly.
     if not isinstance(value, kind) or not low <= value <= high or (spec.open_low and value == low):
         raise _refused(name, spec, value)
-    if spec.type == "number":
-        return float(value) if not isinstance(value, int) else value
-    return int(value)
+    return float(value) if spec.type == "number" and not isinstance(value, int) else int(value)
 
 
 def _refused(name: str, spec: FieldSpec, value: Any, hint: str = "") -> ConfigError:
-    shown = repr(value)
+    try:
+        shown = repr(value)
+    except ValueError:  # Python does not print integers of thousands of digits
+        shown = "a huge number"
     if len(shown) > 80:
         shown = shown[:77] + "..."
     return ConfigError(
@@ -268,6 +269,6 @@ def _refused(name: str, spec: FieldSpec, value: Any, hint: str = "") -> ConfigEr
 def _unknown(got: str, known: list[str]) -> str:
     import difflib  # only on the way to an error
 
-    near = difflib.get_close_matches(got, known, n=1, cutoff=0.6)
+    near = [PREFIX] if got == f"{PREFIX}_policy" else difflib.get_close_matches(got, known, n=1, cutoff=0.6)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return f"unknown key {got!r}: {hint}Allowed are {', '.join(known)}"
