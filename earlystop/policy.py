@@ -244,7 +244,7 @@ def _checked(name: str, spec: FieldSpec, value: Any) -> Any:
         if not ok:
             raise _refused(name, spec, value)
         return str(value)
-    kind: type = numbers.Real if spec.type == "number" else numbers.Integral
+    kind: Any = numbers.Real if spec.type == "number" else numbers.Integral
     low, high = (0, 1) if spec.type == "flag" else (spec.low, spec.high)
     # NaN fails both comparisons; an int too large for a float compares exactly.
     if not isinstance(value, kind) or not low <= value <= high or (spec.open_low and value == low):

@@ -23,8 +23,21 @@ PROFILE_VERSION = 1
 """Version of the file's schema, its field `version`."""
 
 CELL_FIELDS = frozenset(
-    ("adapt", "adapt_window", "answer_room", "budget_scope", "confidence_floor", "finish", "grace", "hard_grace")
-    + ("min_tokens", "novelty", "similarity", "warn_at", "window")
+    [
+        "adapt",
+        "adapt_window",
+        "answer_room",
+        "budget_scope",
+        "confidence_floor",
+        "finish",
+        "grace",
+        "hard_grace",
+        "min_tokens",
+        "novelty",
+        "similarity",
+        "warn_at",
+        "window",
+    ]
 )
 """Fields of a request's policy that a certified cell may fix; it has its own for patience and budget."""
 
