@@ -7,6 +7,8 @@ Everything public is here; every other name of the package is private. Names are
 from __future__ import annotations
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -39,6 +41,21 @@ _HOME = {
     "summarize": "summary",
     "watch": "watch",
 }
+
+
+class _Package(ModuleType):
+    """The functions `attach` and `watch` share their names with the modules that hold them.
+
+    Importing such a module binds it here, over the function; this binds the function instead.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _HOME and isinstance(value, ModuleType):
+            value = getattr(value, name)
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:

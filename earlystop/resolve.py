@@ -6,7 +6,6 @@ Precedence is request > server > profile > built-in, field by field. A preset's 
 from __future__ import annotations
 
 import difflib
-import hashlib
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -16,7 +15,10 @@ from earlystop.config import Config
 from earlystop.errors import ConfigError
 from earlystop.identity import ServedIdentity
 from earlystop.policy import PRESETS, SERVING_FIELDS, Policy, key_of
-from earlystop.profile import CertifiedCell, Profile, References, Score
+from earlystop.profile import CertifiedCell, Profile
+from earlystop.resolved import Resolved, is_audited
+
+__all__ = ["ADAPT_DOWN", "ADAPT_UP", "BUILT_IN", "CLASSIC", "Resolved", "is_audited", "resolve"]
 
 BUILT_IN: dict[str, Any] = {
     "task": "default",
@@ -55,64 +57,6 @@ _FREE = frozenset({"policy", "max_loss", "task", "warn_at", "id", "audit", "cont
 """Fields that may be given without voiding a guarantee (design: §10)."""
 _BINDING = frozenset(BUILT_IN) - {"task"}
 """Fields that do something, and so need a policy to act in."""
-
-
-class Resolved(msgspec.Struct, frozen=True, kw_only=True):
-    """One request's policy with every value concrete. A rule whose threshold is None is off."""
-
-    mode: Literal["observe", "active"]
-    """``observe`` decides everything and touches nothing."""
-    policy: str
-    """The preset or profile asked for."""
-    profile: str | None = None
-    """Name of the profile in use, None without one."""
-    task: str = "default"
-    id: str = ""
-    """Stream id; empty where the request brought none."""
-    audited: bool = False
-    """Signal rules (2 to 5 and 7) only observe; budget, limits and control bind."""
-    budget: float | None = None
-    """Cost units; 0 is a budget of zero, None is none."""
-    budget_scope: Literal["auto", "thinking", "response"] = "auto"
-    """``auto`` only where the identity does not say whether the tokenizer has thinking tags."""
-    warn_at: float = 0.8
-    adapt: bool = False
-    """Whether the budget adapts; needs `references`."""
-    adapt_window: int = 100
-    min_tokens: int = 64
-    window: int = 32
-    confidence_floor: float | None = None
-    """Rule 2; None without references."""
-    similarity: float | None = None
-    """Rule 3."""
-    novelty: float = 0.1
-    patience: int = 2
-    repetition: bool = False
-    """Rule 7."""
-    references: References | None = None
-    score: Score | None = None
-    """Rule 4's score, None where neither threshold is set."""
-    confident_threshold: float | None = None
-    hopeless_threshold: float | None = None
-    finish: Literal["auto", "close_thinking", "end"] = "auto"
-    grace: int = 64
-    hard_grace: int = 2048
-    answer_room: int = 0
-    max_loss: float | None = None
-    """The certified loss in use, None without one."""
-    audit: float = 0.0
-    guarantee: dict[str, Any] | None = None
-    """The certified cell as JSON types, with the profile's name; None where nothing is guaranteed."""
-    no_guarantee: str | None = None
-    """Why `guarantee` is None."""
-    warnings: tuple[str, ...] = ()
-    """What the user should hear: rules that rest, keys without effect, profiles that do not fit."""
-
-    @property
-    def signal_rules(self) -> bool:
-        """Whether any rule but budget, limits and control can stop this request."""
-        thresholds = (self.confidence_floor, self.similarity, self.confident_threshold, self.hopeless_threshold)
-        return self.repetition or any(threshold is not None for threshold in thresholds)
 
 
 class _Chosen(NamedTuple):
@@ -169,18 +113,9 @@ def resolve(
     cell = None if name == "classic" else _cell(name, asked, chosen, profiles, warnings)
     if name == "classic" and asked.max_loss is not None:
         warnings.append(f"{key_of('max_loss')} has no effect in classic, which is not certified; name balanced")
+    if name == "classic" and profiles and chosen.profile is None:
+        warnings.append(f"classic's confidence and adaptation rules rest: {'; '.join(chosen.reasons)}")
     return _fill(asked, name, mode, chosen, cell, identity, warnings)
-
-
-def is_audited(stream_id: str, share: float) -> bool:
-    """Whether a stream belongs to the audited share: a stable hash of its id, the same on every rank and day.
-
-    Args:
-        stream_id: The stream id; an empty one is never audited.
-        share: The audited share, [0, 1].
-    """
-    digest = hashlib.blake2b(stream_id.encode(), digest_size=8, person=b"earlystop-audit").digest()
-    return bool(stream_id) and int.from_bytes(digest, "big") < share * 2**64
 
 
 def _refuse_idle_keys(request: Policy | None) -> None:
@@ -276,12 +211,10 @@ def _fill(
             if given.get(key)
         ]
         values |= {"confidence_floor": None, "adapt": 0}
-    stops = bool(rules) or cell is not None
     void = _void(cell, base, given, chosen)
     audit = values["audit"] if values["audit"] is not None else (CERTIFIED_AUDIT if cell else 0.0)
-    room = _answer_room(values["answer_room"], mode, identity)
     thresholds = (cell.confident_threshold, cell.hopeless_threshold) if cell else (None, None)
-    return Resolved(
+    resolved = Resolved(
         **{key: values[key] for key in BUILT_IN if key not in ("adapt", "audit", "answer_room", "max_loss")}
         | {"budget_scope": _scope(values["budget_scope"], identity)},
         mode=mode,
@@ -290,18 +223,18 @@ def _fill(
         id=asked.id or "",
         audited=mode == "active" and is_audited(asked.id or "", audit),
         adapt=bool(values["adapt"]),
-        repetition=stops,
+        repetition=bool(rules) or cell is not None,
         references=references,
         score=task.score if task and thresholds != (None, None) else None,
         confident_threshold=thresholds[0],
         hopeless_threshold=thresholds[1],
-        answer_room=room,
         max_loss=cell.max_loss if cell else None,
         audit=audit,
         guarantee=_guarantee(cell, chosen) if cell and void is None and mode == "active" else None,
         no_guarantee=void if mode == "active" else "observe stops nothing",
         warnings=tuple(warnings),
     )
+    return msgspec.structs.replace(resolved, answer_room=_answer_room(values["answer_room"], resolved, identity))
 
 
 def _of_cell(cell: CertifiedCell | None) -> dict[str, Any]:
@@ -327,12 +260,14 @@ def _guarantee(cell: CertifiedCell, chosen: _Chosen) -> dict[str, Any]:
     return {"profile": chosen.name, **{field: getattr(cell, field) for field in fields}}
 
 
-def _answer_room(given: int | None, mode: str, identity: ServedIdentity | None) -> int:
-    """``min(256, max_tokens / 4)`` by default; observe keeps no room, since it stops nothing."""
-    if mode == "observe":
+def _answer_room(given: int | None, resolved: Resolved, identity: ServedIdentity | None) -> int:
+    """``min(256, max_tokens / 4)`` by default; 0 where nothing can stop, observe included."""
+    if resolved.mode == "observe":
         return 0
     if given is not None:
         return given
+    if resolved.budget is None and not resolved.signal_rules:
+        return 0
     limit = identity.max_tokens if identity else None
     return 256 if limit is None else min(256, limit // 4)
 
