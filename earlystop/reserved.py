@@ -65,4 +65,4 @@ def _end_of_tokenizer(tokenizer: Any, named: dict[int, str]) -> int:
         highest = max(tokenizer.get_vocab().values(), default=-1)
     except AttributeError:
         highest = len(tokenizer) - 1
-    return max(highest, *named, -1) + 1 if named else highest + 1
+    return max([highest, *named]) + 1
