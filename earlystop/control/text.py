@@ -1,0 +1,262 @@
+"""The text automaton: where lines, sentences, code fences and JSON values end (portable source).
+
+Tokens arrive as strings of symbols (`units.py`), so boundaries that span tokens need no special case: the
+state of the slot carries over. One call a symbol, a handful of symbols a token.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from earlystop.control.layout import (
+    DANGLING,
+    DIGITS,
+    E_LINE,
+    E_SAFE,
+    E_UNIT,
+    FENCE,
+    INLINE,
+    JSON_DEPTH,
+    JSON_ESCAPE,
+    JSON_STRING,
+    JSON_TRY,
+    LINE,
+    LINE_DIGITS,
+    LINE_FRESH,
+    LINE_HASHES,
+    LINE_HEADING,
+    LINE_RULE,
+    LINE_TEXT,
+    LINE_TICKS,
+    MARKS,
+    SENTENCE,
+    TICKS,
+    WORD,
+    Y_BACKSLASH,
+    Y_BRACE,
+    Y_BRACKET,
+    Y_CLOSE,
+    Y_CLOSER,
+    Y_COLON,
+    Y_DIGIT,
+    Y_EXCLAIM,
+    Y_FULLSTOP,
+    Y_HASH,
+    Y_LETTER,
+    Y_LETTERS,
+    Y_NEWLINE,
+    Y_QUOTE,
+    Y_RULE,
+    Y_SPACE,
+    Y_STOP,
+    Y_TICK,
+)
+from earlystop.control.portable import load, store
+
+
+def json_symbol(ints: Any, base: Any, symbol: Any) -> Any:
+    """One symbol inside a top-level JSON value; returns E_UNIT | E_SAFE when the value is complete.
+
+    A raw newline inside a string is not JSON (RFC 8259, section 7): then the text was prose after all.
+    """
+    bits = 0
+    depth = load(ints, base + JSON_DEPTH)
+    if load(ints, base + JSON_STRING) == 1:
+        if symbol == Y_NEWLINE:
+            depth = 0
+            store(ints, base + JSON_STRING, 0)
+        elif load(ints, base + JSON_ESCAPE) == 1:
+            store(ints, base + JSON_ESCAPE, 0)
+        elif symbol == Y_BACKSLASH:
+            store(ints, base + JSON_ESCAPE, 1)
+        elif symbol == Y_QUOTE:
+            store(ints, base + JSON_STRING, 0)
+    elif symbol == Y_QUOTE:
+        store(ints, base + JSON_STRING, 1)
+    elif (symbol == Y_BRACE) | (symbol == Y_BRACKET):
+        depth = depth + 1
+    elif symbol == Y_CLOSE:
+        depth = depth - 1
+        if depth == 0:
+            bits = E_UNIT | E_SAFE
+    store(ints, base + JSON_DEPTH, depth)
+    return bits
+
+
+def maybe_json(ints: Any, base: Any, symbol: Any) -> None:
+    """Decides whether a `{` or `[` that opened a line begins a JSON value.
+
+    `{` must be followed by a quote or a line break, `[` by a quote, a line break or another opening: a
+    Markdown link, a citation `[1]` or a LaTeX brace does not pass.
+    """
+    trying = load(ints, base + JSON_TRY)
+    if (trying > 0) & (symbol != Y_SPACE):
+        store(ints, base + JSON_TRY, 0)
+        opens = (symbol == Y_QUOTE) | (symbol == Y_NEWLINE)
+        if trying == 2:
+            opens = opens | (symbol == Y_BRACE) | (symbol == Y_BRACKET)
+        if opens:
+            store(ints, base + JSON_DEPTH, 1)
+            store(ints, base + JSON_STRING, 0)
+            store(ints, base + JSON_ESCAPE, 0)
+
+
+def tick_symbol(ints: Any, base: Any) -> Any:
+    """One backtick; three at the start of a line open or close a fence."""
+    bits = 0
+    ticks = load(ints, base + TICKS) + 1
+    store(ints, base + TICKS, ticks)
+    if load(ints, base + LINE) == LINE_FRESH:
+        store(ints, base + LINE, LINE_TICKS)
+    if (ticks == 3) & (load(ints, base + LINE) == LINE_TICKS):
+        store(ints, base + LINE, LINE_TEXT)
+        if load(ints, base + FENCE) == 1:
+            store(ints, base + FENCE, 0)
+            bits = E_UNIT | E_SAFE
+        else:
+            store(ints, base + FENCE, 1)
+    return bits
+
+
+def newline_symbol(ints: Any, base: Any) -> Any:
+    """A line break; returns E_LINE and, after a blank line, a heading or a rule, E_UNIT.
+
+    A blank line is a safe place unless what came before it announces something (a colon, a heading).
+    """
+    bits = E_LINE
+    line = load(ints, base + LINE)
+    if line == LINE_FRESH:
+        bits = bits | E_UNIT
+        if load(ints, base + DANGLING) == 0:
+            bits = bits | E_SAFE
+    if line == LINE_HEADING:
+        bits = bits | E_UNIT
+        store(ints, base + DANGLING, 1)
+    if (line == LINE_RULE) & (load(ints, base + MARKS) >= 3):
+        bits = bits | E_UNIT
+    store(ints, base + LINE, LINE_FRESH)
+    store(ints, base + MARKS, 0)
+    store(ints, base + INLINE, 0)
+    return bits
+
+
+def line_symbol(ints: Any, base: Any, symbol: Any) -> None:
+    """Moves the kind of the open line on by one symbol that is neither newline nor backtick."""
+    line = load(ints, base + LINE)
+    if line == LINE_FRESH:
+        if symbol == Y_DIGIT:
+            line = LINE_DIGITS
+        elif symbol == Y_HASH:
+            line = LINE_HASHES
+        elif symbol == Y_RULE:
+            line = LINE_RULE
+            store(ints, base + MARKS, 1)
+        elif symbol != Y_SPACE:
+            line = LINE_TEXT
+    elif line == LINE_HASHES:
+        if symbol == Y_SPACE:
+            line = LINE_HEADING
+        elif symbol != Y_HASH:
+            line = LINE_TEXT
+    elif line == LINE_RULE:
+        if symbol == Y_RULE:
+            store(ints, base + MARKS, load(ints, base + MARKS) + 1)
+        elif symbol != Y_SPACE:
+            line = LINE_TEXT
+    elif line == LINE_DIGITS:
+        if symbol != Y_DIGIT:
+            line = LINE_TEXT
+    elif line == LINE_TICKS:
+        line = LINE_TEXT
+    store(ints, base + LINE, line)
+
+
+def sentence_symbol(ints: Any, base: Any, symbol: Any) -> None:
+    """Moves the sentence state on by one symbol; must run before `line_symbol`.
+
+    "3." at the start of a line numbers it, a lone letter before a full stop abbreviates ("e.g.", "J. S."),
+    `a.b` inside inline code is code: none of these ends a sentence.
+    """
+    sentence = 0
+    before = load(ints, base + SENTENCE)
+    word = load(ints, base + WORD)
+    if load(ints, base + INLINE) == 0:
+        if symbol == Y_STOP:
+            numbered = load(ints, base + LINE) == LINE_DIGITS
+            ended = (word >= 2) | (load(ints, base + DIGITS) == 1) | (before > 0)
+            if ended & (numbered == 0):
+                sentence = 1
+        elif symbol == Y_EXCLAIM:
+            sentence = 1
+        elif symbol == Y_FULLSTOP:
+            sentence = 2
+        elif (symbol == Y_CLOSER) | (symbol == Y_QUOTE):
+            sentence = before
+        elif (symbol == Y_RULE) & (before == 1):
+            sentence = 1  # the closing marks of bold or italic text
+        elif (symbol == Y_NEWLINE) & (before > 0):
+            sentence = 2  # the line break confirms it
+    store(ints, base + SENTENCE, sentence)
+
+    if symbol == Y_LETTER:
+        word = word + 1
+    elif symbol == Y_LETTERS:
+        word = 2
+    elif symbol != Y_CLOSER:
+        word = 0
+    if word > 2:
+        word = 2
+    store(ints, base + WORD, word)
+    digits = 0
+    if symbol == Y_DIGIT:
+        digits = 1
+    store(ints, base + DIGITS, digits)
+    if symbol == Y_COLON:
+        store(ints, base + DANGLING, 1)
+    elif (symbol != Y_SPACE) & (symbol != Y_NEWLINE) & (symbol != Y_RULE):
+        store(ints, base + DANGLING, 0)
+
+
+def text_symbol(ints: Any, base: Any, symbol: Any) -> Any:
+    """Moves the whole automaton on by one symbol; returns E_UNIT, E_SAFE and E_LINE bits."""
+    bits = 0
+    if load(ints, base + FENCE) == 0:
+        if load(ints, base + JSON_DEPTH) == 0:
+            maybe_json(ints, base, symbol)
+        if load(ints, base + JSON_DEPTH) > 0:
+            bits = bits | json_symbol(ints, base, symbol)
+        elif (load(ints, base + LINE) == LINE_FRESH) & ((symbol == Y_BRACE) | (symbol == Y_BRACKET)):
+            kind = 1
+            if symbol == Y_BRACKET:
+                kind = 2
+            store(ints, base + JSON_TRY, kind)
+    sentence_symbol(ints, base, symbol)
+    if symbol == Y_TICK:
+        bits = bits | tick_symbol(ints, base)
+    else:
+        ticks = load(ints, base + TICKS)
+        if (ticks > 0) & (ticks < 3) & (load(ints, base + FENCE) == 0):
+            store(ints, base + INLINE, 1 - load(ints, base + INLINE))
+        store(ints, base + TICKS, 0)
+        if symbol == Y_NEWLINE:
+            bits = bits | newline_symbol(ints, base)
+        else:
+            line_symbol(ints, base, symbol)
+    return bits
+
+
+def fresh_text(ints: Any, base: Any) -> None:
+    """Puts the automaton at the start of a new text: a response, or the answer after a thinking tag."""
+    store(ints, base + LINE, LINE_FRESH)
+    store(ints, base + MARKS, 0)
+    store(ints, base + TICKS, 0)
+    store(ints, base + INLINE, 0)
+    store(ints, base + FENCE, 0)
+    store(ints, base + JSON_TRY, 0)
+    store(ints, base + JSON_DEPTH, 0)
+    store(ints, base + JSON_STRING, 0)
+    store(ints, base + JSON_ESCAPE, 0)
+    store(ints, base + SENTENCE, 0)
+    store(ints, base + WORD, 0)
+    store(ints, base + DIGITS, 0)
+    store(ints, base + DANGLING, 0)
