@@ -194,7 +194,10 @@ class Publisher:
     def _answer(self) -> None:
         """Answer every waiting request: the batches from a number on, then what the buffer holds."""
         if self._on_request is not None:
-            self._on_request()
+            try:
+                self._on_request()
+            except Exception:  # the engine's fault must not keep readers from what is here
+                _log.exception("the engine could not hand over its signals")
             self._drain()
         while self._router.poll(0):
             frames = self._router.recv_multipart()

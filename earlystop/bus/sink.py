@@ -6,7 +6,7 @@ the way back carries the question "is that all?", so that `SinkReader.barrier` n
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import os
 import threading
 import time
@@ -18,13 +18,12 @@ import msgspec
 import zmq
 
 from earlystop.bus.endpoint import SINK_ENV, Claim, checked, runtime_dir, sweep
-from earlystop.bus.sink_writer import DATA, FINAL, SYNCED, SinkMessage
+from earlystop.bus.sink_writer import DATA, FINAL, GOODBYE, SYNCED, SinkMessage
 from earlystop.bus.waker import Waker
 from earlystop.bus.wire import SCHEMA, decode_signals
 from earlystop.errors import ConfigError, StreamError
 from earlystop.signals import Signal
 
-_log = logging.getLogger(__name__)
 _ASK_AGAIN_S = 0.05
 
 
@@ -173,7 +172,14 @@ class SinkReader:
                     self._question()
                     self._changed.notify_all()
         finally:
+            self._say_goodbye()
             self._free()
+
+    def _say_goodbye(self) -> None:
+        """Tell the writers, so that none waits at its own end for a reader that is no more."""
+        for identity in self._writers:
+            with contextlib.suppress(zmq.ZMQError):
+                self._socket.send_multipart((identity, GOODBYE), zmq.DONTWAIT)
 
     def _receive(self, limit: int = 1000) -> None:
         for _ in range(limit):
@@ -201,7 +207,7 @@ class SinkReader:
         elif message.kind == FINAL:
             writer.final = True
         if message.lost > writer.lost:
-            self._faults.append(f"process {message.pid}: {message.lost - writer.lost} signals could not be encoded")
+            self._faults.append(f"process {message.pid}: {message.lost - writer.lost} signals could not be sent")
             writer.lost = message.lost
 
     def _question(self) -> None:
@@ -220,7 +226,7 @@ class SinkReader:
                     self._faults.append(f"process {writer.pid} ended without saying that it had sent everything")
 
     def _free(self) -> None:
-        self._socket.close(linger=0)
+        self._socket.close(linger=100)
         self._context.term()
         self._claim.release()
         self._waker.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import uuid
@@ -18,8 +19,12 @@ from earlystop.bus.wire import SCHEMA, encode_signals
 from earlystop.errors import ConfigError
 from earlystop.signals import Signal
 
+_log = logging.getLogger(__name__)
+
 _BATCH = 512
 HELLO, DATA, SYNCED, FINAL = "hello", "data", "synced", "final"
+GOODBYE = bytes(8)
+"""The question, a number from 1, that is none: the reader closes."""
 
 
 class SinkMessage(msgspec.Struct, array_like=True, frozen=True):
@@ -35,7 +40,7 @@ class SinkMessage(msgspec.Struct, array_like=True, frozen=True):
     token: int
     """Which question a `SYNCED` answers, else 0."""
     lost: int
-    """Signals that could not be encoded, so far."""
+    """Signals, so far, that could not be encoded or that the engine failed to hand over."""
     signals: msgspec.Raw
 
 
@@ -61,6 +66,7 @@ class SinkWriter:
         self._queue: deque[Signal] = deque()
         self._closing = threading.Event()
         self._linger_ms = 0
+        self._reader_gone = False
         self._n = 0
         self._lost = 0
         self._waker = Waker()
@@ -112,17 +118,26 @@ class SinkWriter:
                 self._drain()
             self._drain()
             self._message(FINAL)
+            if self._socket.poll(0):
+                self._sync()
         finally:
             self._free()
 
     def _sync(self) -> None:
-        tokens = []
+        token = 0
         while self._socket.poll(0):
-            tokens.append(int.from_bytes(self._socket.recv(), "big"))
+            token = int.from_bytes(self._socket.recv(), "big")
+        self._reader_gone = token == 0
+        if self._reader_gone:
+            return
         if self._on_sync is not None:
-            self._on_sync()
+            try:
+                self._on_sync()
+            except Exception:  # the engine's fault must not end the sink
+                _log.exception("the engine could not hand over its signals")
+                self._lost += 1
         self._drain()
-        self._message(SYNCED, token=max(tokens))
+        self._message(SYNCED, token=token)
 
     def _drain(self) -> None:
         while self._queue:
@@ -138,6 +153,6 @@ class SinkWriter:
         self._socket.send(msgspec.msgpack.encode(message))
 
     def _free(self) -> None:
-        self._socket.close(linger=self._linger_ms)
+        self._socket.close(linger=0 if self._reader_gone else self._linger_ms)
         self._context.term()
         self._waker.close()
