@@ -63,16 +63,17 @@ def write_rows(
 ) -> None:
     """Force and mask rows in place; see `earlystop.kernels.mask.write_rows`."""
     vocab = logits.shape[1]
-    think_ids, eos_ids = ([t for t in _ids(row) if t < vocab] for row in ending.tolist())
-    held = [t for t in _ids(reserved.tolist()) if t < vocab]
+    end = int(ending[0, 0])
+    eos_ids = {t for t in ending[1].tolist() if 0 <= t < vocab}
+    held = [t for t in reserved.tolist() if 0 <= t < vocab]
     for row, token, bits, bound in zip(logits, force.tolist(), flags.tolist(), grammar.tolist(), strict=True):
         if token >= 0:
             if token < vocab and (bits & INVALID or not bound or math.isfinite(row[token].item())):
                 row.fill_(-INF)
                 row[token] = 0.0
             continue
-        if bits & MOVE_EOS and think_ids:
-            _move_eos(row, think_ids[0], eos_ids, bool(bound))
+        if bits & MOVE_EOS and 0 <= end < vocab:
+            _move_eos(row, end, eos_ids, bool(bound))
         if bits & MASK_RESERVED:
             masked = row.clone()
             masked[held] = -INF
@@ -80,14 +81,16 @@ def write_rows(
                 row.copy_(masked)
 
 
-def _move_eos(row: torch.Tensor, end: int, eos_ids: Sequence[int], bound: bool) -> None:
+def _move_eos(row: torch.Tensor, end: int, eos_ids: set[int], bound: bool) -> None:
     """EOS becomes impossible and its probability mass goes to the end tag: exp(end') = exp(end) + Σ exp(eos)."""
-    if bound and not math.isfinite(row[end].item()):
+    ids = sorted(eos_ids | {end})
+    values = row[ids].tolist()
+    if any(math.isnan(x) or x == INF for x in values) or (bound and row[end].item() == -INF):
         return
-    ids = sorted({end, *eos_ids})
-    mass = torch.logsumexp(row[ids].double(), dim=0)
+    top = max(values)
+    mass = top + math.log(math.fsum(math.exp(x - top) for x in values)) if top > -INF else -INF
     row[ids] = -INF
-    row[end] = mass.to(row.dtype)
+    row[end] = mass
 
 
 def unit_cosine(unit: Sequence[float], last: Sequence[float]) -> float:
