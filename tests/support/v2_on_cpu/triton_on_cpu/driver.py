@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
 
 import torch
 from triton.backends.compiler import GPUTarget
