@@ -94,8 +94,8 @@ def policy_columns(
     floats[layout.NOVELTY] = policy.novelty
     floats[layout.EXTRA] = 0.0
     if policy.references is not None:
-        floats[layout.REF_TOP1] = policy.references.top1.mean
-        floats[layout.REF_ENTROPY] = policy.references.entropy.mean
+        floats[layout.REF_TOP1] = policy.references.top1_mean
+        floats[layout.REF_ENTROPY] = policy.references.entropy_mean
     floats[layout.W_CONFIDENCE : layout.W_BIAS + 1] = 0.0
     if policy.score is not None:
         score = policy.score

@@ -131,6 +131,15 @@ def converged(ints: Any, base: Any, floats: Any, fbase: Any, event: Any, similar
     return reason
 
 
+def weighted(floats: Any, fbase: Any, column: Any, feature: Any) -> Any:
+    """Weight times feature; an undefined feature without weight does not matter."""
+    term = real(0.0)
+    weight = load(floats, fbase + column)
+    if weight != 0.0:
+        term = weight * feature
+    return term
+
+
 def scored(ints: Any, base: Any, floats: Any, fbase: Any, similarity: Any) -> Any:
     """Rule 4 at a unit boundary: RC_CONFIDENT, RC_HOPELESS or 0.
 
@@ -143,16 +152,12 @@ def scored(ints: Any, base: Any, floats: Any, fbase: Any, similarity: Any) -> An
         size = f64(n)
     top1 = load(floats, fbase + UNIT_TOP1) / size
     entropy = load(floats, fbase + UNIT_ENTROPY) / size
-    score = (
-        load(floats, fbase + W_BIAS)
-        + load(floats, fbase + W_CONFIDENCE) * (top1 / load(floats, fbase + REF_TOP1))
-        + load(floats, fbase + W_ENTROPY) * (entropy / load(floats, fbase + REF_ENTROPY))
-        + load(floats, fbase + W_MARGIN) * load(floats, fbase + LAST_MARGIN)
-        + load(floats, fbase + W_LENGTH) * log1p(load(ints, base + TOKENS))
-    )
-    weight = load(floats, fbase + W_SIMILARITY)
-    if weight != 0.0:
-        score = score + weight * similarity
+    score = load(floats, fbase + W_BIAS)
+    score = score + weighted(floats, fbase, W_CONFIDENCE, top1 / load(floats, fbase + REF_TOP1))
+    score = score + weighted(floats, fbase, W_ENTROPY, entropy / load(floats, fbase + REF_ENTROPY))
+    score = score + weighted(floats, fbase, W_SIMILARITY, similarity)
+    score = score + weighted(floats, fbase, W_MARGIN, load(floats, fbase + LAST_MARGIN))
+    score = score + weighted(floats, fbase, W_LENGTH, log1p(load(ints, base + TOKENS)))
     reason = 0
     if n > 0:
         store(floats, fbase + LAST_SCORE, score)

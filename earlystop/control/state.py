@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from earlystop.control import layout, lower, programs
+from earlystop.control import layout, lower
 from earlystop.control.tables import Tables
-from earlystop.kernels.similarity import Similarity
+from earlystop.kernels import similarity as units
 
 
 class Rows(NamedTuple):
@@ -121,11 +121,8 @@ class Controller:
         self.trace = floats(rows, depth, layout.N_TRACE)
         self.no_stats = floats(rows, layout.N_STATS, dtype=torch.float32)
         self.no_argmax = ints(rows, fill=layout.ARGMAX_MISSING)
-        self.similarity = (
-            Similarity(slots=slots, depth=depth, hidden=hidden, dtype=dtype, device=device, centre=centre)
-            if hidden
-            else None
-        )
+        self.units = units.alloc_units(slots, hidden, device, centre) if hidden else None
+        self.hidden = torch.zeros(slots, depth, hidden, dtype=dtype, device=device) if hidden else None
         self._staged: dict[int, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = {}
 
     # --- admission --------------------------------------------------------------------------------
@@ -152,8 +149,8 @@ class Controller:
             start.slots, start.base, start.prompt_len, start.prefill_len, start.tokens, self.ints, self.floats,
             self.grams, self.stored, t.flags, t.symbols, t.symbol_offsets, t.costs, t.sequence, self.header,
         )  # fmt: skip
-        if self.similarity is not None:
-            self.similarity.reset(start.slots)
+        if self.units is not None:
+            units.reset(start.slots, self.units)
 
     def command(self, slots: Sequence[int], *, stop: int = 0, extra: float = 0.0) -> None:
         """An outside wish: end for the reason code `stop`, or add `extra` cost units to the budget."""
@@ -201,11 +198,12 @@ class Controller:
             self.drafts, self.stored, self.events, self.novelty, self.committed, self.unit_slot, self.unit_end,
             t.flags, t.symbols, t.symbol_offsets, t.sequence, self.header,
         )  # fmt: skip
-        if self.similarity is not None and hidden is not None:
-            self.similarity.units(
-                self.committed[:n], self.unit_end[:n], self.unit_slot[:n], self.unit_similarity[:n]
-            )
-            self.similarity.stash(hidden, rows.slot, rows.local)
+        if self.units is not None and self.hidden is not None and hidden is not None:
+            units.unit_similarity(
+                self.hidden, self.committed[:n], self.unit_end[:n], self.unit_slot[:n], self.units,
+                self.unit_similarity[:n],
+            )  # fmt: skip
+            units.stash_hidden(hidden, rows.slot, rows.local, self.hidden)
         else:
             self.unit_similarity[:n].fill_(float("nan"))
         self._launch(
@@ -228,5 +226,3 @@ class Controller:
         flat = (a.reshape(-1).numpy() if isinstance(a, torch.Tensor) else a for a in arguments)
         lower.numba_namespace()[f"{stage}_all"](n, *flat)
 
-
-__all__ = ["Controller", "Rows", "Start", "Verdict", "programs"]

@@ -1,0 +1,69 @@
+"""What is refused before a request enters the engine (HTTP 400). Runs in the API process; imports no torch."""
+
+from __future__ import annotations
+
+import gc
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from earlystop.config import Config, load_config
+from earlystop.engine import compat
+from earlystop.engine.commands import Command
+from earlystop.errors import ConfigError
+from earlystop.policy import Policy
+from earlystop.profile import Profile
+from earlystop.resolve import resolve
+
+if TYPE_CHECKING:
+    from vllm.sampling_params import SamplingParams
+
+
+@cache
+def configuration() -> tuple[Config, dict[str, Profile]]:
+    """The configuration that EARLYSTOP_CONFIG names, and its profiles, read once a process."""
+    config = load_config()
+    return config, config.load_profiles()
+
+
+@cache
+def profiles_elsewhere() -> bool:
+    """Whether `--additional-config` may name profiles that this process cannot check.
+
+    vLLM does not hand its configuration to `validate_params`, so the live one is looked up, once, and only
+    when a request has named a policy that is unknown here.
+    """
+    for candidate in gc.get_objects():
+        if type(candidate).__name__ == "VllmConfig":
+            additional: Any = getattr(candidate, "additional_config", None) or {}
+            if isinstance(additional, dict) and (additional.get("earlystop") or {}).get("profiles"):
+                return True
+    return False
+
+
+def validate(params: SamplingParams) -> None:
+    """Checks the keys of ours in a request's sampling parameters.
+
+    Raises:
+        ConfigError: an unknown key, a wrong type or range, an unknown preset or profile, a serving-only key
+            without our middleware, an end that could never take effect.
+    """
+    policy = Policy.from_extra_args(params.extra_args or {})
+    if policy is None:
+        return
+    if reason := compat.unsupported_reason():
+        raise ConfigError(f"early stopping is not available: {reason}")
+    if Command.read(policy) is not None:
+        return
+    policy.refuse_serving_fields()
+    config, profiles = configuration()
+    try:
+        resolved = resolve(policy, config, profiles, None)
+    except ConfigError as error:
+        if error.field == "policy" and policy.policy is not None and profiles_elsewhere():
+            return
+        raise
+    if resolved is not None and resolved.mode == "active" and params.ignore_eos and not params.stop_token_ids:
+        raise ConfigError(
+            "ignore_eos=True leaves no token that ends the request: early stopping needs an id in stop_token_ids "
+            "(attach(..., tokenizer=tokenizer) adds reserved ones), or ignore_eos=False"
+        )

@@ -1,0 +1,111 @@
+"""vLLM's two entry points. Nothing here raises at load: a plugin that cannot work is inert, and says so once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.sample.logits_processor.interface import LogitsProcessor as V1Interface
+from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcessor as V2Interface
+
+from earlystop.engine import compat
+from earlystop.engine.compat import logger
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.sampling_params import SamplingParams
+
+    from earlystop.engine.rows_v1 import V1Rows
+    from earlystop.engine.rows_v2 import V2Rows
+
+_instances = 0
+
+
+class EarlyStopLogitsProcessor(V1Interface, V2Interface):
+    """One class for both runners, told apart by what vLLM hands to its constructor.
+
+    V1 gives `(vllm_config, device, is_pin_memory)`, V2 `(vllm_config, req_states)`.
+    """
+
+    def __init__(self, vllm_config: Any, second: Any, is_pin_memory: bool | None = None) -> None:
+        self._rows: V1Rows | V2Rows | None = None
+        why_not = self._why_not()
+        if why_not is not None:
+            logger.warning("earlystop is inert: %s", why_not)
+            return
+        try:
+            if is_pin_memory is None:
+                from earlystop.engine.rows_v2 import V2Rows
+
+                self._rows = V2Rows(vllm_config, second)
+            else:
+                from earlystop.engine.rows_v1 import V1Rows
+
+                self._rows = V1Rows(vllm_config, second, self)
+        except Exception:
+            logger.exception("earlystop is inert: it could not start under this engine")
+
+    @staticmethod
+    def _why_not() -> str | None:
+        global _instances  # noqa: PLW0603  (counts instances of this process)
+        if compat.disabled():
+            return "EARLYSTOP_DISABLE=1"
+        return compat.unsupported_reason()
+
+    @property
+    def working(self) -> bool:
+        """Whether this instance decides anything."""
+        return self._rows is not None
+
+    @classmethod
+    def validate_params(cls, sampling_params: SamplingParams) -> None:
+        """Refuses bad keys of ours at admission (HTTP 400)."""
+        if compat.disabled():
+            return
+        from earlystop.engine.admission import validate
+
+        validate(sampling_params)
+
+    # --- V1 ---------------------------------------------------------------------------------------
+
+    def is_argmax_invariant(self) -> bool:
+        """False: a forced token changes the argmax."""
+        return False
+
+    def update_state(self, batch_update: Any) -> None:
+        """V1: the batch changed."""
+        if self._rows is not None:
+            self._rows.update_state(batch_update)  # type: ignore[union-attr]
+
+    # --- V2 ---------------------------------------------------------------------------------------
+
+    def add_request(self, req_idx: int, sampling_params: SamplingParams) -> bool:
+        """V2: a request enters a slot; True when opted in."""
+        return self._rows is not None and self._rows.add_request(req_idx, sampling_params)  # type: ignore[union-attr]
+
+    def apply_staged_writes(self) -> None:
+        """V2: before the forward pass of a step with new requests."""
+        if self._rows is not None:
+            self._rows.apply_staged_writes()  # type: ignore[union-attr]
+
+    # --- both -------------------------------------------------------------------------------------
+
+    def apply(self, logits: torch.Tensor, ctx: Any = None) -> torch.Tensor:
+        """Judges the batch and writes forced tokens and masks into `logits`, in place."""
+        if self._rows is None:
+            return logits
+        if ctx is None:
+            return self._rows.apply(logits)  # type: ignore[call-arg]
+        return self._rows.apply(logits, ctx)  # type: ignore[call-arg]
+
+
+def register() -> None:
+    """vLLM's general plugin: installs the tap. Runs in every process, and may run again."""
+    if compat.disabled() or compat.unsupported_reason() is not None:
+        return
+    try:
+        from earlystop.engine import commands, tap
+
+        commands.control_key()
+        tap.register()
+    except Exception:
+        logger.exception("earlystop's tap could not be installed: no unit similarity")

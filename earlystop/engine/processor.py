@@ -1,0 +1,243 @@
+"""What both runners share: admitting a request, one step, failing open."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from earlystop.config import Config, load_config
+from earlystop.control import layout
+from earlystop.control.params import policy_columns
+from earlystop.control.state import Controller, Rows, Start
+from earlystop.control.tables import Tables
+from earlystop.engine import requests
+from earlystop.engine.commands import Command
+from earlystop.engine.compat import logger
+from earlystop.engine.publish import Owner, Reporter
+from earlystop.engine.served import examine
+from earlystop.engine.tap import TAP
+from earlystop.kernels.mask import write_rows
+from earlystop.kernels.stats import logit_stats
+from earlystop.policy import Policy
+from earlystop.profile import Profile
+from earlystop.resolve import resolve
+from earlystop.resolved import Resolved
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.sampling_params import SamplingParams
+
+GRAM_CELLS = (4096, 65536)  # bounds of a slot's novelty table; in between, four cells a token of context
+
+
+class Processor:
+    """Early stopping for one engine: the decision's state, and everything host-side around it.
+
+    Args:
+        vllm_config: the engine's configuration.
+        runner: "v1" or "v2".
+        slots: most requests at a time.
+        depth: most logits rows of a request.
+        device: where the logits live.
+        request_id_of: vLLM's internal request id of a slot, None where it cannot be known.
+    """
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        *,
+        runner: str,
+        slots: int,
+        depth: int,
+        device: torch.device,
+        request_id_of: requests.RequestIds | None,
+    ) -> None:
+        self.config: Config = load_config(vllm_config.additional_config or {})
+        self.profiles: dict[str, Profile] = self.config.load_profiles()
+        self.served = examine(vllm_config, runner, self.config.engine)
+        self.slots = slots
+        self.request_id_of = request_id_of
+        parallel = vllm_config.parallel_config
+        # Hidden states of two ranks may differ in the last bit, and then their verdicts.
+        self.has_similarity = parallel.tensor_parallel_size == 1
+        self.tables = Tables.build(
+            self.served.table, device, costs=self._costs(), reserved=tuple(self.served.reserved.values())
+        )
+        gram_size = 1 << (4 * self.served.max_model_len - 1).bit_length()
+        self.controller = Controller(
+            self.tables,
+            slots=slots,
+            depth=depth,
+            hidden=self.served.hidden_size if self.has_similarity else 0,
+            dtype=vllm_config.model_config.dtype,
+            gram_size=min(max(gram_size, GRAM_CELLS[0]), GRAM_CELLS[1]),
+            centre=self._centre(),
+        )
+        self.active = np.zeros(slots, bool)
+        self.grammar = np.zeros(slots, bool)
+        self.epochs = np.zeros(slots, np.int64)
+        self.by_stream: dict[str, set[int]] = {}
+        self.stream_of: list[str] = [""] * slots
+        self.faults = 0
+        self.broken = False
+        publishes = self._publishes(vllm_config)
+        self.reporter = Reporter(self.config.bus, slots=slots, device=device, dp_rank=parallel.data_parallel_rank)
+        if not publishes:
+            self.reporter.mute()
+        TAP.install(self.tables.ending, self.served.vocab_size, slots * depth)
+        logger.info("earlystop on %s, %s", runner, self.config.describe())
+
+    def _publishes(self, vllm_config: VllmConfig) -> bool:
+        """Only one rank tells the outside; all ranks decide."""
+        if vllm_config.parallel_config.world_size == 1:
+            return True
+        from vllm.distributed import get_tensor_model_parallel_rank
+
+        return bool(get_tensor_model_parallel_rank() == 0)
+
+    def _costs(self) -> np.ndarray[Any, Any] | None:
+        for profile in self.profiles.values():
+            if profile.costs:
+                costs = np.ones(self.served.vocab_size, np.float32)
+                costs[: len(profile.costs)] = profile.costs[: self.served.vocab_size]
+                return costs
+        return None
+
+    def _centre(self) -> torch.Tensor | None:
+        for profile in self.profiles.values():
+            if profile.similarity_centre and len(profile.similarity_centre) == self.served.hidden_size:
+                return torch.tensor(profile.similarity_centre, dtype=torch.float32)
+        return None
+
+    # --- admission --------------------------------------------------------------------------------
+
+    def admit(self, slot: int, params: SamplingParams, prompt_len: int) -> bool:
+        """A request takes `slot`, new or back from a preemption; returns whether it is opted in.
+
+        Everything that the slot held is overwritten: slots are recycled, and nobody says when.
+        """
+        self._forget(slot)
+        if self.broken:
+            return False
+        try:
+            policy = Policy.from_extra_args(params.extra_args or {})
+            command = Command.read(policy)
+            if command is not None:
+                self.command(command)
+                return self._idle(slot)
+            resolved = self._resolve(policy, params)
+            if resolved is None:
+                return self._idle(slot)
+            return self._start(slot, params, resolved, prompt_len)
+        except Exception as error:  # a fault of ours never costs a request
+            self.fault("admission", error, slot)
+            return self._idle(slot)
+
+    def _resolve(self, policy: Policy | None, params: SamplingParams) -> Resolved | None:
+        identity = self.served.identity_of(params)
+        return resolve(policy, self.config, self.profiles, identity, profiles_unverifiable=True)
+
+    def _forget(self, slot: int) -> None:
+        stream = self.stream_of[slot]
+        if stream:
+            members = self.by_stream.get(stream, set())
+            members.discard(slot)
+            if not members:
+                self.by_stream.pop(stream, None)
+            self.stream_of[slot] = ""
+
+    def _idle(self, slot: int) -> bool:
+        if self.active[slot]:
+            self.controller.stage(
+                slot, np.zeros(layout.PHASE, np.int32), np.zeros(layout.BUDGET, np.float64)
+            )  # MODE 0: nobody's
+        self.active[slot] = self.grammar[slot] = False
+        return False
+
+    def _start(self, slot: int, params: SamplingParams, resolved: Resolved, prompt_len: int) -> bool:
+        request_id = self.request_id_of(slot) if self.request_id_of is not None else None
+        stream = resolved.id or request_id or f"slot-{slot}-{self.epochs[slot]}"
+        self.epochs[slot] += 1
+        self.active[slot] = True
+        self.grammar[slot] = params.structured_outputs is not None
+        self.stream_of[slot] = stream
+        self.by_stream.setdefault(stream, set()).add(slot)
+        listed = set(params.stop_token_ids or ())
+        limit = self.served.max_model_len - prompt_len
+        if params.max_tokens is not None:
+            limit = min(limit, params.max_tokens)
+        ints, floats = policy_columns(
+            resolved,
+            thinks=self.served.table.thinks,
+            limit=limit,
+            min_end=params.min_tokens,
+            grammar=bool(self.grammar[slot]),
+            similarity=self.has_similarity,
+            stop_ids={reason.code: token for reason, token in self.served.reserved.items() if token in listed},
+            default_stop=self._stop_token(params),
+            prompt_len=prompt_len,
+            epoch=int(self.epochs[slot]),
+        )
+        self.controller.stage(slot, ints, floats)
+        owner = Owner.of(stream, request_id, resolved, limit=limit)
+        self.reporter.own(slot, int(self.epochs[slot]), owner)
+        TAP.want()
+        return True
+
+    def _stop_token(self, params: SamplingParams) -> int:
+        """The token whose sampling ends the request: EOS, or under ignore_eos one of its stop_token_ids."""
+        if params.ignore_eos:
+            return int(params.stop_token_ids[0]) if params.stop_token_ids else -1
+        if params.eos_token_id is not None:
+            return int(params.eos_token_id)
+        return self.served.table.eos[0] if self.served.table.eos else -1
+
+    # --- control ----------------------------------------------------------------------------------
+
+    def command(self, command: Command) -> list[int]:
+        """An outside wish, for every running child of a stream; returns the slots it reached."""
+        slots = sorted(self.by_stream.get(command.stream, ()))
+        if slots:
+            code = command.reason.code if command.reason is not None else 0
+            self.controller.command(slots, stop=code, extra=command.extra)
+        return slots
+
+    # --- the step ---------------------------------------------------------------------------------
+
+    def flush(self, start: Start | None) -> None:
+        """Brings staged admissions to the device."""
+        self.controller.flush(start)
+
+    def step(self, logits: torch.Tensor, rows: Rows, *, any_grammar: bool) -> None:
+        """One call of vLLM's `apply` with opted-in rows in it; changes `logits` in place."""
+        try:
+            self._step(logits, rows, any_grammar)
+        except Exception as error:  # no row can be named: early stopping ends for all, the requests go on
+            self.fault("step", error, None)
+
+    def _step(self, logits: torch.Tensor, rows: Rows, any_grammar: bool) -> None:
+        ending = self.tables.ending
+        tapped = TAP.take(rows.slot.shape[0])
+        hidden = None
+        if tapped is None:
+            stats = logit_stats(logits, ending)
+            values, argmax = stats.values, stats.argmax
+        else:
+            values, argmax = tapped.values, tapped.argmax
+            hidden = tapped.hidden if self.has_similarity else None
+        masked = logit_stats(logits, ending).values if any_grammar else None
+        verdict = self.controller.step(rows, values, argmax, masked=masked, hidden=hidden)
+        write_rows(logits, verdict.force, verdict.flags, ending, self.tables.reserved, verdict.grammar)
+        self.reporter.push(verdict.report, verdict.trace)
+
+    def fault(self, stage: str, error: Exception, slot: int | None) -> None:
+        """Fails open: counts, logs once, tells the bus, and disables the slot, or all of early stopping."""
+        self.faults += 1
+        if self.faults == 1:
+            logger.exception("earlystop failed in %s and lets the requests run on without it", stage, exc_info=error)
+        self.reporter.error(stage, error, slot)
+        if slot is None:
+            self.broken = True
+            self.active[:] = False

@@ -1,0 +1,143 @@
+"""Model Runner V1: one row a request; rows move, and a table of row to slot moves with them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from earlystop.control.state import Rows, Start
+from earlystop.engine.compat import logger
+from earlystop.engine.processor import Processor
+from earlystop.engine.requests import RequestIds, v1_request_ids
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.sample.logits_processor import BatchUpdate
+
+PLACEHOLDER = -1  # vLLM's token id for "sampled, but not here yet" under asynchronous scheduling
+
+
+class V1Rows:
+    """Ties V1's batch rows to slots of ours.
+
+    A slot stays with its request while rows are removed, added, moved and swapped around it; only the table
+    `slot_of_row` follows the batch. Output tokens are lists that vLLM keeps up to date.
+    """
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device, owner: object) -> None:
+        slots = vllm_config.scheduler_config.max_num_seqs
+        self.device = device
+        self._owner = owner
+        self._ids: RequestIds | None = None
+        self._row_being_added = 0
+        self.processor = Processor(
+            vllm_config, runner="v1", slots=slots, depth=1, device=device, request_id_of=self._request_id
+        )
+        self.slot_of_row = np.full(slots, -1, np.int32)
+        self.free = list(range(slots))[::-1]
+        self.outputs: list[list[int]] = [[] for _ in range(slots)]
+        self.prompt_len = np.zeros(slots, np.int32)
+        self.total_len = np.zeros(slots, np.int32)
+        if vllm_config.scheduler_config.async_scheduling:
+            logger.warning(
+                "V1 with asynchronous scheduling never shows token ids to a plugin: only length budgets bind. Start "
+                "with --no-async-scheduling, as `earlystop run` and `earlystop serve` do"
+            )
+
+    def _request_id(self, slot: int) -> str | None:
+        if self._ids is None:
+            self._ids = v1_request_ids(self._owner)
+        return None if self._ids is None else self._ids(self._row_being_added)
+
+    # --- the batch --------------------------------------------------------------------------------
+
+    def update_state(self, update: BatchUpdate | None) -> None:
+        """Follows the batch: removed, then added, then moved (vLLM's documented order)."""
+        if update is None:
+            return
+        from vllm.v1.sample.logits_processor import MoveDirectionality
+
+        for row in update.removed:
+            self._release(row)
+        started: list[tuple[int, list[int], list[int]]] = []
+        for row, params, prompt, output in update.added:
+            self._release(row)  # an added request may replace one that was never removed
+            self._row_being_added = row
+            slot = self.free.pop()
+            if self.processor.admit(slot, params, len(prompt or ())):
+                self.slot_of_row[row] = slot
+                self.outputs[slot] = output
+                self.prompt_len[slot] = len(prompt or ())
+                started.append((slot, prompt or [], output))
+            else:
+                self.free.append(slot)
+        for source, target, direction in update.moved:
+            table = self.slot_of_row
+            if direction == MoveDirectionality.SWAP:
+                table[source], table[target] = table[target], table[source]
+            else:
+                self._release(target)
+                table[target], table[source] = table[source], -1
+        self._begin(started)
+
+    def _release(self, row: int) -> None:
+        slot = int(self.slot_of_row[row])
+        if slot >= 0:
+            self.slot_of_row[row] = -1
+            self.processor.active[slot] = self.processor.grammar[slot] = False
+            self.outputs[slot] = []
+            self.free.append(slot)
+
+    def _begin(self, started: list[tuple[int, list[int], list[int]]]) -> None:
+        """Writes the policies of admitted requests and replays the output of those that come back."""
+        if not started:
+            self.processor.flush(None)
+            return
+        lengths = [len(prompt) + len(output) for _, prompt, output in started]
+        base = np.cumsum([0, *lengths[:-1]]).astype(np.int64)
+        tokens = np.asarray([t for _, prompt, output in started for t in (*prompt, *output)] or [0], np.int32)
+
+        def upload(values: object, dtype: type = np.int32) -> torch.Tensor:
+            return torch.as_tensor(np.asarray(values, dtype), device=self.device)
+
+        self.processor.flush(
+            Start(
+                slots=upload([slot for slot, _, _ in started]),
+                base=upload(base, np.int64),
+                prompt_len=upload([len(prompt) for _, prompt, _ in started]),
+                prefill_len=upload(lengths),
+                tokens=upload(tokens),
+            )
+        )
+
+    # --- the step ---------------------------------------------------------------------------------
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        """Judges and masks the batch's rows in place."""
+        table = self.slot_of_row[: logits.shape[0]]
+        opted_in = np.nonzero(table >= 0)[0]
+        if opted_in.size == 0 or not self.processor.active[table[opted_in]].any():
+            return logits
+        tokens = np.full(table.shape[0], PLACEHOLDER, np.int32)
+        for row in opted_in:
+            slot = table[row]
+            output = self.outputs[slot]
+            if output:
+                tokens[row] = output[-1]
+            self.total_len[slot] = self.prompt_len[slot] + len(output)
+        rows = Rows(
+            slot=self._upload(table),
+            local=self._upload(np.zeros(table.shape[0], np.int32)),
+            pos=self._upload(self.total_len[table] - 1),
+            token=self._upload(tokens),
+            total_len=self._upload(self.total_len),
+        )
+        self.processor.step(logits, rows, any_grammar=bool(self.processor.grammar[table[opted_in]].any()))
+        return logits
+
+    def _upload(self, array: np.ndarray) -> torch.Tensor:  # type: ignore[type-arg]
+        tensor = torch.from_numpy(np.ascontiguousarray(array))
+        return tensor if self.device.type == "cpu" else tensor.pin_memory().to(self.device, non_blocking=True)
