@@ -172,14 +172,14 @@ class SinkReader:
                     self._question()
                     self._changed.notify_all()
         finally:
-            self._say_goodbye()
+            for identity in self._writers:
+                self._say_goodbye(identity)
             self._free()
 
-    def _say_goodbye(self) -> None:
-        """Tell the writers, so that none waits at its own end for a reader that is no more."""
-        for identity in self._writers:
-            with contextlib.suppress(zmq.ZMQError):
-                self._socket.send_multipart((identity, GOODBYE), zmq.DONTWAIT)
+    def _say_goodbye(self, identity: bytes) -> None:
+        """Let a writer go: it waits at its end until it knows that everything has been taken."""
+        with contextlib.suppress(zmq.ZMQError):  # it has gone already
+            self._socket.send_multipart((identity, GOODBYE), zmq.DONTWAIT)
 
     def _receive(self, limit: int = 1000) -> None:
         for _ in range(limit):
@@ -193,6 +193,8 @@ class SinkReader:
             if message.schema != SCHEMA:
                 raise StreamError(f"a sink writer of schema {message.schema}, this earlystop reads {SCHEMA}")
             self._accept(self._writers.setdefault(identity, _Writer(message.pid)), message)
+            if message.kind == FINAL:
+                self._say_goodbye(identity)
 
     def _accept(self, writer: _Writer, message: SinkMessage) -> None:
         if message.n != writer.next:

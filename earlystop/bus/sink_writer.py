@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
+import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -24,7 +26,7 @@ _log = logging.getLogger(__name__)
 _BATCH = 512
 HELLO, DATA, SYNCED, FINAL = "hello", "data", "synced", "final"
 GOODBYE = bytes(8)
-"""The question, a number from 1, that is none: the reader closes."""
+"""The question, a number from 1, that is none: the reader has taken the last message, or closes."""
 
 
 class SinkMessage(msgspec.Struct, array_like=True, frozen=True):
@@ -65,7 +67,7 @@ class SinkWriter:
         self._on_sync = on_sync
         self._queue: deque[Signal] = deque()
         self._closing = threading.Event()
-        self._linger_ms = 0
+        self._timeout = 0.0
         self._reader_gone = False
         self._n = 0
         self._lost = 0
@@ -93,10 +95,10 @@ class SinkWriter:
         """Send what is queued, wait up to `timeout` seconds for the driver to take it. May be called twice."""
         if self._closing.is_set():
             return
-        self._linger_ms = int(1000 * timeout)
+        self._timeout = timeout
         self._closing.set()
         self._waker.ring()
-        self._thread.join(2 * timeout)
+        self._thread.join(timeout + 1.0)
 
     def __enter__(self) -> Self:
         return self
@@ -118,10 +120,18 @@ class SinkWriter:
                 self._drain()
             self._drain()
             self._message(FINAL)
-            if self._socket.poll(0):
-                self._sync()
+            self._await_goodbye()
         finally:
             self._free()
+
+    def _await_goodbye(self) -> None:
+        until = time.monotonic() + self._timeout
+        while not self._reader_gone:
+            left = until - time.monotonic()
+            if left <= 0 or not self._socket.poll(math.ceil(1000 * left)):
+                _log.warning("the sink did not take its last signals within %g s", self._timeout)
+                return
+            self._sync()
 
     def _sync(self) -> None:
         token = 0
@@ -153,6 +163,6 @@ class SinkWriter:
         self._socket.send(msgspec.msgpack.encode(message))
 
     def _free(self) -> None:
-        self._socket.close(linger=0 if self._reader_gone else self._linger_ms)
+        self._socket.close(linger=0)
         self._context.term()
         self._waker.close()

@@ -116,6 +116,7 @@ def test_an_engine_that_does_not_answer_is_named():
     """A worker that hangs is a timeout, not a loss that nobody sees."""
     stuck = threading.Event()
     with SinkReader() as reader, SinkWriter(on_sync=lambda: stuck.wait(5)):
+        until(lambda: reader._writers)
         with pytest.raises(StreamError, match=f"{os.getpid()} did not hand over"):
             reader.barrier(timeout=0.05)
         stuck.set()
@@ -219,3 +220,13 @@ def test_a_spawned_worker_writes_to_the_sink():
         worker.close()
         reader.barrier()
         assert len(reader.take("spawned")) == 100
+
+
+def test_a_writer_without_a_reader_waits_no_longer_than_it_was_told(own_directory, caplog):
+    """A driver that never comes is a warning, not a worker that cannot end."""
+    writer = SinkWriter(f"ipc://{own_directory}/nobody")
+    writer.send(stream("a", 1))
+    began = time.monotonic()
+    writer.close(timeout=0.05)
+    assert time.monotonic() - began < 1
+    assert "did not take its last signals" in caplog.text
