@@ -30,6 +30,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_wait
 
 from earlystop.kernels.buffers import MAX_SPLITS, PARTIAL, Stats, alloc_stats
 
@@ -44,6 +45,11 @@ CHUNKS = 4
 
 #: Said aloud, because Triton's default changes with its version and the bits with it.
 _FUSED = {"enable_fp_fusion": True}
+
+#: Programmatic dependent launch of the combining kernel (sm_90 and up): it starts while the first one drains and waits
+#: for it inside (https://docs.nvidia.com/cuda/cuda-c-programming-guide/#programmatic-dependent-launch-and-synchronization).
+#: Off until `benchmarks.gpu_checks` has measured it on a GPU.
+CHAINED = False
 
 _LOG2E = tl.constexpr(1.4426950408889634)
 _FLOOR = tl.constexpr(-3.0e38)  # a finite stand-in for -inf, so that 0 × -inf never arises
@@ -160,9 +166,11 @@ def _rows_kernel(
 @triton.jit(do_not_specialize=["parts"])
 def _combine_kernel(
     logits_ptr, row_stride, col_stride, vocab, parts, ending_ptr, width, values_ptr, argmax_ptr, scratch_ptr,
-    VEC: tl.constexpr, WIDTH: tl.constexpr, SLOTS: tl.constexpr, FIELDS: tl.constexpr,  # noqa: N803
+    VEC: tl.constexpr, WIDTH: tl.constexpr, SLOTS: tl.constexpr, FIELDS: tl.constexpr, CHAINED: tl.constexpr,  # noqa: N803
 ):  # fmt: skip
     """Program (row): fold the row's parts, in one fixed tree."""
+    if CHAINED:
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     slot = tl.arange(0, SLOTS)
     mine = slot < parts
@@ -208,5 +216,6 @@ def logit_stats(logits: torch.Tensor, ending: torch.Tensor, out: Stats | None = 
         *source, part, *sink, SPLIT=parts > 1, THREADS=warps * 32, CHUNKS=CHUNKS, num_warps=warps, **shape, **_FUSED
     )
     if parts > 1:
-        _combine_kernel[(rows,)](*source, parts, *sink, num_warps=1, **shape, **_FUSED)
+        launch = {"launch_pdl": True} if CHAINED else {}
+        _combine_kernel[(rows,)](*source, parts, *sink, CHAINED=CHAINED, num_warps=1, **shape, **_FUSED, **launch)
     return out

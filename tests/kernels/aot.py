@@ -34,7 +34,7 @@ def build(name: str, kernel: Any, types: dict[str, Any], *, warps: int, aligned:
     constants = {(names.index(n),): v for n, v in types.items() if not isinstance(v, str)}
     attrs = {(names.index(n),): [["tt.divisibility", 16]] for n in names if n in aligned or signature[n][0] == "*"}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attrs)
-    options = {"num_warps": warps, "enable_fp_fusion": True}
+    options = {"num_warps": warps, "enable_fp_fusion": True, "launch_pdl": bool(types.get("CHAINED"))}
     try:
         compiled = triton.compile(source, target=TARGET, options=options)
     except RuntimeError as error:
@@ -46,6 +46,7 @@ def build(name: str, kernel: Any, types: dict[str, Any], *, warps: int, aligned:
     row["wide_loads"] = len(re.findall(r"ld\.global[^;]*v4\.b32", ptx))
     row["wide_stores"] = len(re.findall(r"st\.global[^;]*v4\.b32", ptx))
     row["exp2"] = len(re.findall(r"ex2\.approx\.ftz", ptx))
+    row["waits"] = ptx.count("griddepcontrol.wait")
     row["layout_changes"] = compiled.asm["ttgir"].count("ttg.convert_layout")
     row.update(usage(compiled.asm.get("cubin", b"")))
     return row
@@ -89,7 +90,9 @@ def main() -> None:
     report("stats strided", triton_stats._rows_kernel, strided, 8, wide)
     combine = {k: v for k, v in stats_types("bf16", 1, split=True).items() if k not in ("SPLIT", "THREADS", "CHUNKS")}
     combine["parts"] = combine.pop("part")
-    report("stats combine", triton_stats._combine_kernel, combine, 1, wide)
+    for chained in (False, True):
+        types = combine | {"CHAINED": chained}
+        report(f"stats combine chained={chained}", triton_stats._combine_kernel, types, 1, wide)
 
     place = {"logits_ptr": "*fp32", "row_stride": "i32", "col_stride": 1, "vocab": "i32"}
     decide = dict.fromkeys(("force_ptr", "flags_ptr", "grammar_ptr", "ending_ptr", "reserved_ptr"), "*i32")

@@ -1,0 +1,1 @@
+"""Measurements: ``python -m benchmarks.NAME``. Not installed; every row carries its provenance."""
