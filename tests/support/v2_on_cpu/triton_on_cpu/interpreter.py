@@ -1,4 +1,4 @@
-"""Two mends of Triton's interpreter, without which it refuses some of vLLM's own kernels."""
+"""Three mends of Triton's interpreter, without which it refuses some of vLLM's own kernels."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,12 +9,13 @@ from triton.runtime import interpreter
 
 
 def mend() -> None:
-    """Applies both mends once in this process; the entry point that vLLM calls in every process."""
+    """Applies the mends once in this process; the entry point that vLLM calls in every process."""
     if getattr(interpreter, "_mended_for_vllm", False):
         return
     interpreter._mended_for_vllm = True
     _cast_masks_to_bool()
     _yield_tensors_from_range()
+    _reduce_rows_of_nan()
 
 
 def _cast_masks_to_bool() -> None:
@@ -49,3 +50,17 @@ def _yield_tensors_from_range() -> None:
         scope.set_attr(lang, "range", tensor_range)
 
     interpreter._patch_lang_core = patched
+
+
+def _reduce_rows_of_nan() -> None:
+    """An argmax over nothing but NaN has an answer on a GPU (the leftmost index, say); numpy raises."""
+    min_max = interpreter.ReduceOps.min_max
+
+    def patched(self: Any, values: Any, val_reduce_op: Any, idx_reduce_op: Any = None) -> Any:
+        def index(data: Any, axis: int | None, keepdims: bool) -> Any:
+            nothing = np.isnan(data).all(axis=axis, keepdims=True)
+            return idx_reduce_op(np.where(nothing, 0, data), axis=axis, keepdims=keepdims)
+
+        return min_max(self, values, val_reduce_op, index if idx_reduce_op else None)
+
+    interpreter.ReduceOps.min_max = patched
