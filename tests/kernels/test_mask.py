@@ -17,7 +17,7 @@ pytestmark = pytest.mark.parametrize("backend", MASK_BACKENDS)
 VOCAB = 2500
 THINK, EOS, EOS_2 = 40, 2499, 3
 ENDING = [[THINK, -1, -1], [EOS, EOS_2, EOS]]  # an id twice must not count twice
-RESERVED = [7, 8, 2400, -1]
+RESERVED = [7, 8, 2400, 7, -1]  # here too
 
 
 def write(

@@ -203,6 +203,7 @@ def test_splitting_a_row_changes_nothing_but_rounding(backend: str, monkeypatch:
 
     logits = rows_of(2, 151_936 if not INTERPRETED else 50_000, BF16)
     logits[1, 100:40_000] = -INF
+    logits[0, [5, 5 + 8192, 5 + 16_384, 5 + 32_768]] = 60.0  # a tie between the tiles of one thread
     ending = ending_of(logits.shape[1])
     results = []
     for unsplit, programs in ((1, 1), (192, 2), (192, 6), (192, 528)):
