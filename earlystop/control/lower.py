@@ -17,20 +17,22 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from earlystop.control import budget, closing, decide, layout, portable, programs, rules, scan, text
+from earlystop.control import budget, closing, decide, layout, portable, programs, replay, rules, scan, text
 
+REPLAY = (replay.note_state, replay.replay_program)  # the rest of that module is host code
 MODULES: tuple[ModuleType, ...] = (text, scan, budget, rules, closing, decide, programs)
 PRIMITIVES = ("load", "store", "f64", "real", "i32", "i64", "nan", "cycle_step", "last_match")
 
 
 def portable_functions() -> list[FunctionType]:
     """Every function of the portable modules, in an order in which callees come first."""
-    return [
+    whole = [
         value
         for module in MODULES
         for value in vars(module).values()
         if isinstance(value, FunctionType) and value.__module__ == module.__name__
     ]
+    return [*whole, *REPLAY]
 
 
 def constants() -> dict[str, int | float]:
