@@ -172,7 +172,8 @@ def _at_hand(warnings: list[str]) -> list[Signal]:
         sink = default_sink()
         if sink is None:
             return recall(default_endpoint())
-        sink.barrier(writers=0)
+        # An engine that has generated has connected long ago; without one there is little to wait for.
+        sink.barrier(timeout=10.0 if sink.writers else 1.0)
     except EarlyStopError as error:
         warnings.append(f"signals may be missing: {error}")
     return list(sink) if sink is not None else []

@@ -10,14 +10,16 @@ from typing import Self
 import zmq
 
 from earlystop.bus.endpoint import discover, is_dead, reachable, replay_of
-from earlystop.bus.wire import END_SEQ, TOPIC, Batch, decode_batch, decode_end, decode_signals
+from earlystop.bus.wire import END_SEQ, FLUSH, TOPIC, Batch, decode_batch, decode_end, decode_signals
+from earlystop.errors import StreamError
 from earlystop.signals import Signal
 
 _log = logging.getLogger(__name__)
 
 _FIRST_ASK_S = 0.01
+_QUIET_ASK_S = 0.1
 _MAX_ASK_S = 1.0
-"""Pause between two questions "what have I missed?" to a silent publisher, doubling from the first to the last."""
+"""Pause until the question "what have I missed?": at first, after a signal, and at most; it doubles in between."""
 _ANSWER_S = 2.0
 """How long to wait for an answer, and to hold later batches back for a replay that does not come."""
 _RECONNECT_MS = (20, 500)
@@ -31,11 +33,18 @@ class Follower:
     Args:
         context: The owner's ZeroMQ context.
         endpoint: The publisher's endpoint.
-        replay_endpoint: Where it answers for its buffer; None is `replay_of` the endpoint.
+        flush: Have the engine hand over what is still on its way before each answer.
     """
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, replay_endpoint: str | None) -> None:
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        endpoint: str,
+        *,
+        flush: bool = False,
+    ) -> None:
         self.endpoint = endpoint
+        self._wish = (FLUSH,) if flush else ()
         self.lost = 0
         """Batches that no buffer holds any more."""
         self.complete = False
@@ -50,7 +59,7 @@ class Follower:
         self._ask_at = 0.0
         self._sub = self._connect(context, zmq.SUB, endpoint)
         self._sub.subscribe(TOPIC)
-        self._dealer = self._connect(context, zmq.DEALER, replay_endpoint or replay_of(endpoint))
+        self._dealer = self._connect(context, zmq.DEALER, replay_of(endpoint))
         self.sockets = (self._sub, self._dealer)
 
     @staticmethod
@@ -91,7 +100,7 @@ class Follower:
                 break
             ready += self._take(frames[-2], frames[-1])
         if ready:
-            self._pause = _FIRST_ASK_S
+            self._pause = _QUIET_ASK_S
             self._ask_at = time.monotonic() + self._pause
         return [signal for batch in ready for signal in decode_signals(batch.events)]
 
@@ -116,7 +125,7 @@ class Follower:
         self._ask_at = now + self._pause
         self._pause = min(2 * self._pause, _MAX_ASK_S)
         try:
-            self._dealer.send_multipart((b"", self._next.to_bytes(8, "big")), zmq.DONTWAIT)
+            self._dealer.send_multipart((b"", self._next.to_bytes(8, "big"), *self._wish), zmq.DONTWAIT)
         except zmq.Again:
             return  # not connected (yet)
         self._asked = now
@@ -192,8 +201,7 @@ class Followers:
 
     Args:
         endpoint: As `discover`.
-        replay_endpoint: For one publisher whose replay socket is at an unusual place.
-        living: Leave out endpoints that no living process holds now.
+        recalling: Leave out endpoints that no living process holds now, and have the engines hand over everything.
 
     Raises:
         ConfigError: The endpoint is none.
@@ -202,10 +210,9 @@ class Followers:
     RESCAN_S = 0.25
     """How often to look for new publishers."""
 
-    def __init__(self, endpoint: str | None, replay_endpoint: str | None = None, *, living: bool = False) -> None:
-        self._living = living
+    def __init__(self, endpoint: str | None, *, recalling: bool = False) -> None:
+        self._recalling = recalling
         self._endpoint = endpoint
-        self._replay_endpoint = replay_endpoint
         self._scan_at = 0.0
         self._followers: dict[str, Follower] = {}
         discover(endpoint)  # a bad endpoint fails here, before there is anything to free
@@ -247,8 +254,8 @@ class Followers:
     def scan(self) -> None:
         """Look for new publishers; `poll` does so from time to time."""
         for endpoint in discover(self._endpoint):
-            if endpoint not in self._followers and not (self._living and is_dead(endpoint)):
-                follower = Follower(self._context, endpoint, self._replay_endpoint)
+            if endpoint not in self._followers and not (self._recalling and is_dead(endpoint)):
+                follower = Follower(self._context, endpoint, flush=self._recalling)
                 self._followers[endpoint] = follower
                 for socket in follower.sockets:
                     self._poller.register(socket, zmq.POLLIN)
@@ -266,21 +273,24 @@ class Followers:
         self.close()
 
 
-def recall(endpoint: str | None = None, timeout: float = 2.0) -> list[Signal]:
+def recall(endpoint: str | None = None, timeout: float = 5.0) -> list[Signal]:
     """What the publishers behind an endpoint still hold in their buffers, oldest first per publisher.
 
     Args:
         endpoint: None is $EARLYSTOP_BUS, then every engine of this user.
-        timeout: Seconds to wait for those that do not answer.
+        timeout: Seconds to wait for their answers.
 
     Raises:
         ConfigError: The endpoint is none.
-        StreamError: What answers is not ours, or of a schema that we do not know.
+        StreamError: Not all answered in time, or what answers is not ours, or of a schema that we do not know.
     """
     signals: list[Signal] = []
     until = time.monotonic() + timeout
-    with Followers(endpoint, living=True) as followers:
+    with Followers(endpoint, recalling=True) as followers:
         followers.scan()
-        while not followers.complete and (left := until - time.monotonic()) > 0:
+        while not followers.complete:
+            left = until - time.monotonic()
+            if left <= 0:
+                raise StreamError(f"not every engine behind {endpoint or 'the bus'} has answered within {timeout:g} s")
             signals += followers.poll(left)
     return signals

@@ -15,7 +15,7 @@ import zmq
 
 from earlystop.bus.endpoint import claim_free, default_endpoint, for_rank, replay_of
 from earlystop.bus.waker import Waker
-from earlystop.bus.wire import END_SEQ, SCHEMA, TOPIC, Batch, ReplayEnd, encode_batch, encode_signals
+from earlystop.bus.wire import END_SEQ, FLUSH, SCHEMA, TOPIC, Batch, ReplayEnd, encode_batch, encode_signals
 from earlystop.errors import ConfigError
 from earlystop.signals import Signal
 
@@ -38,8 +38,8 @@ class Publisher:
         queue_size: Signals that may wait for the thread. Beyond it the OLDEST are dropped and counted.
         schema: Version of the batches.
         dp_rank: Data-parallel rank; adds a suffix to the endpoint.
-        on_request: Called on the publisher's thread before it answers a reader that asks for its buffer: publish here
-            what is still on its way. It must not block.
+        on_request: Called on the publisher's thread before it answers a reader that wants everything (`recall`; a
+            watcher that only looks for gaps does not): publish here what is still on its way.
 
     Raises:
         ConfigError: The endpoint cannot be bound.
@@ -193,24 +193,28 @@ class Publisher:
 
     def _answer(self) -> None:
         """Answer every waiting request: the batches from a number on, then what the buffer holds."""
-        if self._on_request is not None:
-            try:
-                self._on_request()
-            except Exception:  # the engine's fault must not keep readers from what is here
-                _log.exception("the engine could not hand over its signals")
-            self._drain()
         while self._router.poll(0):
             frames = self._router.recv_multipart()
-            if len(frames) != 3 or len(frames[2]) != 8:
+            if len(frames) not in (3, 4) or len(frames[2]) != 8:
                 _log.warning("not a replay request: %d frames", len(frames))
                 continue
-            reader, _, start_bytes = frames
+            reader, _, start_bytes, *wish = frames
+            if wish == [FLUSH]:
+                self._flush_engine()
             first = self._buffer[0][0] if self._buffer else self._next
             skip = max(int.from_bytes(start_bytes, "big") - first, 0)
             for seq, payload in islice(self._buffer, skip, skip + _REPLAY_CHUNK):
                 self._router.send_multipart((reader, b"", TOPIC, seq.to_bytes(8, "big"), payload))
             end = encode_batch(ReplayEnd(self._schema, self._epoch, first, self._next))
             self._router.send_multipart((reader, b"", b"", END_SEQ, end))
+
+    def _flush_engine(self) -> None:
+        if self._on_request is not None:
+            try:
+                self._on_request()
+            except Exception:  # the engine's fault must not keep readers from what is here
+                _log.exception("the engine could not hand over its signals")
+            self._drain()
 
     def _free(self, linger_ms: int) -> None:
         for socket in self._sockets:

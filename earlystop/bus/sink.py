@@ -85,6 +85,12 @@ class SinkReader:
             os.environ[SINK_ENV] = self.endpoint
         _open.append(self)
 
+    @property
+    def writers(self) -> int:
+        """Engine processes that have connected so far."""
+        with self._changed:
+            return len(self._writers)
+
     def take(self, stream_id: str) -> list[Signal]:
         """The signals of one stream, in order of arrival; they are removed. Empty if there are none."""
         with self._changed:

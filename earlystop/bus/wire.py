@@ -22,6 +22,9 @@ TOPIC = b"earlystop"
 END_SEQ = (-1).to_bytes(8, "big", signed=True)
 """The sequence frame that ends a replay, as in vLLM."""
 
+FLUSH = b"flush"
+"""One more frame in a replay request, not in vLLM's: the engine is to hand over first what is still on its way."""
+
 
 class Batch(msgspec.Struct, array_like=True, frozen=True):
     """One message's third frame."""

@@ -13,7 +13,7 @@ from .buses import progress, stream, until
 
 pytestmark = pytest.mark.usefixtures("own_directory")
 
-SOON = 0.3
+SOON = 1.0
 """Seconds without a signal that end a test's iteration."""
 
 
@@ -46,12 +46,12 @@ class raw_publisher:  # noqa: N801 - used like a function
 def wait_for(signals, send):
     """Send batch 0 of epoch 1 until the watcher has it."""
     got = []
-    reader = threading.Thread(target=lambda: got.append(next(signals)))
+    reader = threading.Thread(target=lambda: got.extend(take(signals, 1)))
     reader.start()
-    while not got:
+    while reader.is_alive():
         send(0, 1)
         reader.join(0.005)
-    reader.join()
+    assert got
 
 
 def test_a_batch_lost_on_the_way_is_asked_for_again():
@@ -94,7 +94,7 @@ def test_the_last_batch_lost_is_found_too():
 def test_without_a_replay_later_signals_are_held_back_only_for_a_while(own_directory, monkeypatch):
     """A publisher that never answers costs a delay and a counted loss, not the rest of the stream."""
     monkeypatch.setattr("earlystop.bus.follow._ANSWER_S", 0.1)
-    with raw_publisher(own_directory) as (endpoint, send), earlystop.watch(endpoint, timeout=1) as signals:
+    with raw_publisher(own_directory) as (endpoint, send), earlystop.watch(endpoint, timeout=5) as signals:
         wait_for(signals, send)
         send(5, 1)
         send(6, 1)

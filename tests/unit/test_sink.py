@@ -116,7 +116,7 @@ def test_an_engine_that_does_not_answer_is_named():
     """A worker that hangs is a timeout, not a loss that nobody sees."""
     stuck = threading.Event()
     with SinkReader() as reader, SinkWriter(on_sync=lambda: stuck.wait(5)):
-        until(lambda: reader._writers)
+        until(lambda: reader.writers)
         with pytest.raises(StreamError, match=f"{os.getpid()} did not hand over"):
             reader.barrier(timeout=0.05)
         stuck.set()

@@ -317,3 +317,9 @@ def test_a_bus_that_cannot_be_asked_is_a_warning(own_directory, monkeypatch):
     """A summary never fails for want of signals."""
     monkeypatch.setenv("EARLYSTOP_BUS", "nonsense")
     assert "signals may be missing" in one_of(earlystop.summarize([output()])).warnings[0]
+
+
+def test_a_sink_that_no_engine_found_is_a_warning(own_directory):
+    """A sink opened after the engine stays empty: the summary says what to do."""
+    with SinkReader():
+        assert "open the SinkReader before the engine" in one_of(earlystop.summarize([output()])).warnings[0]
