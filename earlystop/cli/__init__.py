@@ -1,0 +1,16 @@
+"""The `earlystop` command; `python -m earlystop` is the same."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    try:
+        from earlystop.cli.app import app
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("typer", "rich", "zmq"):
+            raise
+        sys.exit(f"the earlystop command needs {error.name}: pip install 'earlystop[cli,bus]'")
+    app()
