@@ -5,9 +5,9 @@ The worker never sees a request's last token nor how it ended, so neither side a
 
 ==================  ==============================================================================================
 ``request_id``      vLLM's internal request id: which output the signal belongs to
-``closed``          true once we have forced a token (thinking closed by us, or our stop token written); a record
-                    after `stop_decided` that says false and is not followed by a true one: the model ended itself
-``stop_token_id``   the token that ends the response if the stop takes effect
+``closed``          whether we have forced a token since the stop was decided (thinking closed by us, or our stop
+                    token written); the last value counts, false at the end means that the model ended itself
+``stop_token_id``   where there is no ``closed``: the token that ends the response if the stop takes effect
 ``state_rebuilt``   the request was preempted and its state rebuilt
 ``guarantee``       the guarantee that the policy carries, as text; absent or null for none
 ``expected_tokens`` mean length of a full response in the profile's calibration, in tokens
@@ -228,13 +228,12 @@ def _reason(
         return None, [] if finish else ["the response has not finished"]
     reason = decided.reason
     since = [s for s in signals if s.seq >= decided.seq]
-    closed = [(s.data["closed"], s.seq > decided.seq) for s in since if s.data is not None and "closed" in s.data]
-    ended_itself = any(later for _, later in closed)  # a later record that still says no: the model was faster
-    if any(yes for yes, _ in closed):
+    marks = _merged_data(since)
+    if marks.get("closed"):
         return reason, [f"the answer after the stop was cut: finish_reason {finish}"] if finish == "length" else []
-    token = _merged_data(since).get("stop_token_id")
-    ours = bool(completion.token_ids) and token in (None, completion.token_ids[-1])
-    if finish == "stop" and not isinstance(stop, str) and ours and not ended_itself:
+    # A sender that does not mark what it forces leaves only the last token to go by.
+    fits = bool(completion.token_ids) and marks.get("stop_token_id") in (None, completion.token_ids[-1])
+    if "closed" not in marks and finish == "stop" and not isinstance(stop, str) and fits:
         return reason, []
     end = f"finish_reason {finish}" + ("" if stop is None else f", stop_reason {stop!r}")
     return None, [f"a stop ({reason}) was decided but did not take effect: {end}"]

@@ -91,7 +91,7 @@ def test_the_saving_against_the_limit_is_named_as_such():
         ("repetition", "repetition_detected", {}, False),
         ("stop", "User:", {"closed": True}, True),  # we closed the thinking, the answer ended by itself
         ("length", None, {"closed": True}, True),
-        ("stop", None, {"closed": False}, True),
+        ("stop", None, {"closed": False}, False),  # decided, but the model ended before we forced anything
     ],
 )
 def test_an_end_is_ours_only_if_the_stop_took_effect(finish, stop, marks, ours):
@@ -103,12 +103,12 @@ def test_an_end_is_ours_only_if_the_stop_took_effect(finish, stop, marks, ours):
         assert finish in summary.warnings[0]
 
 
-def test_a_model_that_ended_before_we_did_has_no_reason():
-    """A later record that still says "not closed" means that the model was faster."""
-    given = signals(DECIDED, (Kind.PROGRESS, {"data": {"closed": False}}))
-    assert one(output(), given).reason is None
-    given = signals(DECIDED, PROGRESS, (Kind.PROGRESS, {"data": {"closed": True}}))
-    assert one(output(), given).reason is StopReason.CONVERGED
+def test_what_was_forced_last_decides():
+    """A closing that began after the decision is ours; one that was cancelled again is not."""
+    decided = (Kind.STOP_DECIDED, {"reason": StopReason.CONVERGED, "data": {"closed": False}})
+    for marks, reason in (((True,), StopReason.CONVERGED), ((), None), ((True, False), None)):
+        later = [(Kind.PROGRESS, {"data": {"closed": mark}}) for mark in marks]
+        assert one(output(), signals(decided, *later, PROGRESS)).reason is reason
 
 
 def test_an_answer_cut_at_the_limit_is_said():
