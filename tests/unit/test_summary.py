@@ -29,6 +29,7 @@ def signals(*kinds, id="s", index=0, request="0-1a2b3c4d", **data):
     records = []
     for kind in kinds:
         kind, fields = kind if isinstance(kind, tuple) else (kind, {})
+        fields = dict(fields)
         more = {"request_id": request, **data, **fields.pop("data", {})}
         records.append(Signal(id=id, index=index, kind=kind, data=more, **fields))
     return Stamper().stamp(records)
