@@ -19,8 +19,8 @@ from typing import Any
 
 from earlystop.control import budget, closing, decide, layout, portable, programs, replay, rules, scan, text
 
-REPLAY = (replay.note_state, replay.replay_program)  # the rest of that module is host code
-MODULES: tuple[ModuleType, ...] = (text, scan, budget, rules, closing, decide, programs)
+REPLAY: tuple[Any, ...] = (replay.note_state, replay.replay_program)  # the rest of that module is host code
+MODULES: tuple[ModuleType, ...] = (text, scan, closing, budget, rules, decide, programs)
 PRIMITIVES = ("load", "store", "f64", "real", "i32", "i64", "nan", "cycle_step", "last_match")
 
 

@@ -66,7 +66,9 @@ class Command:
                 raise ValueError(text)
             return cls(fields["id"], reason=_BY_NAME[reason] if reason else None, extra=extra)
         except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError("earlystop_control: this key is made by earlystop's own code only; leave it out") from error
+            raise ConfigError(
+                "earlystop_control: this key is made by earlystop's own code only; leave it out"
+            ) from error
 
     @classmethod
     def read(cls, policy: Policy | None) -> Command | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.sample.logits_processor.interface import LogitsProcessor as V1Interface
@@ -14,10 +15,16 @@ if TYPE_CHECKING:
     import torch
     from vllm.sampling_params import SamplingParams
 
+    from earlystop.engine.processor import Processor
     from earlystop.engine.rows_v1 import V1Rows
     from earlystop.engine.rows_v2 import V2Rows
 
-_instances = 0
+_working: weakref.WeakSet[EarlyStopLogitsProcessor] = weakref.WeakSet()
+
+
+def live_processors() -> list[Processor]:
+    """The processors at work in this process (one per engine whose worker lives here)."""
+    return [rows.processor for rows in (instance._rows for instance in _working) if rows is not None]
 
 
 class EarlyStopLogitsProcessor(V1Interface, V2Interface):
@@ -28,7 +35,8 @@ class EarlyStopLogitsProcessor(V1Interface, V2Interface):
 
     def __init__(self, vllm_config: Any, second: Any, is_pin_memory: bool | None = None) -> None:
         self._rows: V1Rows | V2Rows | None = None
-        why_not = self._why_not()
+        self._vllm_config = vllm_config
+        why_not = self._why_not(vllm_config)
         if why_not is not None:
             logger.warning("earlystop is inert: %s", why_not)
             return
@@ -41,14 +49,16 @@ class EarlyStopLogitsProcessor(V1Interface, V2Interface):
                 from earlystop.engine.rows_v1 import V1Rows
 
                 self._rows = V1Rows(vllm_config, second, self)
+            _working.add(self)
         except Exception:
             logger.exception("earlystop is inert: it could not start under this engine")
 
     @staticmethod
-    def _why_not() -> str | None:
-        global _instances  # noqa: PLW0603  (counts instances of this process)
+    def _why_not(vllm_config: Any) -> str | None:
         if compat.disabled():
             return "EARLYSTOP_DISABLE=1"
+        if any(instance._vllm_config is vllm_config for instance in _working):
+            return "it is loaded twice, by entry point and explicitly; the first instance works"
         return compat.unsupported_reason()
 
     @property

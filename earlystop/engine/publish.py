@@ -23,7 +23,7 @@ from earlystop.request_ids import external_id
 from earlystop.resolved import Resolved
 from earlystop.signals import Kind, Signal, StopReason
 
-_IDLE_S = 0.05  # a stream that has been silent for so long is flushed
+_IDLE_S = 0.25  # after so long a silence the last word is sent; longer than a step, or each would be flushed
 _NEWS = ~(layout.O_ACTIVE)
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -118,7 +118,7 @@ class Reporter:
             held.copy_(report, non_blocking=True)
             traced = torch.empty(trace.shape, dtype=trace.dtype, pin_memory=True)
             traced.copy_(trace, non_blocking=True)
-            done = torch.cuda.Event()
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record()
             self._queue.append(("step", held, traced, done))
         else:
@@ -168,7 +168,8 @@ class Reporter:
             while self._queue:
                 item = self._queue.popleft()
                 if item[0] == "own":
-                    self._take_over(*item[1:], out)
+                    _, slot, epoch, owner = item
+                    self._take_over(slot, epoch, owner, out)
                 elif item[0] == "error":
                     out.extend(self._error_signals(*item[1:]))
                 else:

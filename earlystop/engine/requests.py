@@ -1,9 +1,9 @@
 """From a slot to vLLM's own request id: the one fact that neither processor interface hands over.
 
-vLLM gives V2 processors views of the runner's tensors; the runner's `RequestState`, which owns the same
-tensors and knows the ids, is found once, at construction, among the objects that refer to them. V1's
-`InputBatch` does not exist yet when its processors are built; it is found at the first request. Where nothing
-is found, signals carry no request id, and everything else works.
+vLLM gives V2 processors views of the tensors of the runner's `RequestState`, which also knows the ids; it is
+found once, at construction, among the live objects. V1's `InputBatch` does not exist yet when its processors
+are built; it is found at the first opted-in request. Where nothing is found, signals carry no request id, and
+everything else works.
 """
 
 from __future__ import annotations
@@ -15,28 +15,29 @@ from typing import Any
 RequestIds = Callable[[int], str | None]
 
 
-def owner_of(part: object, class_name: str) -> Any | None:
-    """The live object of the named class that holds `part` in an attribute, or None."""
-    for referrer in gc.get_referrers(part):
-        if type(referrer).__name__ == class_name:
-            return referrer
-        if isinstance(referrer, dict):
-            for owner in gc.get_referrers(referrer):
-                if type(owner).__name__ == class_name and getattr(owner, "__dict__", None) is referrer:
-                    return owner
+def live(class_name: str, holds: Callable[[Any], bool]) -> Any | None:
+    """The live object of the named class for which `holds`, or None. Walks all objects: once an engine."""
+    for candidate in gc.get_objects():
+        if type(candidate).__name__ == class_name and holds(candidate):
+            return candidate
     return None
 
 
 def v2_request_ids(req_states: Any) -> RequestIds | None:
     """Ids of V2's slots, from the runner's `RequestState`."""
-    owner = owner_of(req_states.all_token_ids, "RequestState")
+    tokens = req_states.all_token_ids
+    owner = live("RequestState", lambda found: getattr(found, "all_token_ids", None) is tokens)
     ids = getattr(owner, "index_to_req_id", None)
     return None if ids is None else ids.get
 
 
-def v1_request_ids(processors: object) -> RequestIds | None:
-    """Ids of V1's batch rows, from the runner's `InputBatch`, which holds the `LogitsProcessors` object."""
-    owner = owner_of(processors, "InputBatch")
+def v1_request_ids(processor: object) -> Callable[[int], str | None] | None:
+    """Ids of V1's batch rows, from the `InputBatch` whose processors include this one."""
+
+    def holds(batch: Any) -> bool:
+        return any(member is processor for member in batch.logitsprocs.all)
+
+    owner = live("InputBatch", holds)
     if owner is None:
         return None
 

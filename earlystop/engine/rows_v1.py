@@ -14,7 +14,6 @@ from earlystop.engine.requests import RequestIds, v1_request_ids
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-    from vllm.sampling_params import SamplingParams
     from vllm.v1.sample.logits_processor import BatchUpdate
 
 PLACEHOLDER = -1  # vLLM's token id for "sampled, but not here yet" under asynchronous scheduling
@@ -47,7 +46,8 @@ class V1Rows:
                 "with --no-async-scheduling, as `earlystop run` and `earlystop serve` do"
             )
 
-    def _request_id(self, slot: int) -> str | None:
+    def _request_id(self, _slot: int) -> str | None:
+        """Asked while `update_state` admits a row; the row, not the slot, is what `InputBatch` knows."""
         if self._ids is None:
             self._ids = v1_request_ids(self._owner)
         return None if self._ids is None else self._ids(self._row_being_added)
@@ -138,6 +138,6 @@ class V1Rows:
         self.processor.step(logits, rows, any_grammar=bool(self.processor.grammar[table[opted_in]].any()))
         return logits
 
-    def _upload(self, array: np.ndarray) -> torch.Tensor:  # type: ignore[type-arg]
+    def _upload(self, array: np.ndarray) -> torch.Tensor:
         tensor = torch.from_numpy(np.ascontiguousarray(array))
         return tensor if self.device.type == "cpu" else tensor.pin_memory().to(self.device, non_blocking=True)

@@ -62,7 +62,7 @@ class V2Rows:
         self.processor.flush(start)
 
     @staticmethod
-    def _upload(array: np.ndarray, device: torch.device) -> torch.Tensor:  # type: ignore[type-arg]
+    def _upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
         tensor = torch.from_numpy(np.ascontiguousarray(array))
         return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
