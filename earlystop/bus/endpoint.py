@@ -14,6 +14,8 @@ from earlystop.errors import ConfigError
 
 BUS_ENV = "EARLYSTOP_BUS"
 """Endpoint of the bus; wins over the default."""
+PINNED_ENV = "EARLYSTOP_BUS_PINNED"
+"""The default endpoint of the process that starts engines, see `pin_endpoint`; a configured endpoint wins over it."""
 SINK_ENV = "EARLYSTOP_SINK"
 """Endpoint of the driver's sink; set by `SinkReader`, inherited by the engine's processes."""
 
@@ -59,7 +61,7 @@ def default_endpoint(dp_rank: int = 0) -> str:
     Raises:
         ConfigError: $EARLYSTOP_BUS is no endpoint, or there is no safe directory for sockets.
     """
-    named = os.environ.get(BUS_ENV)
+    named = os.environ.get(BUS_ENV) or os.environ.get(PINNED_ENV)
     return for_rank(checked(named) if named else f"{_IPC}{runtime_dir()}/bus-{os.getpid()}.ipc", dp_rank)
 
 
@@ -69,7 +71,7 @@ def pin_endpoint() -> str:
     Raises:
         ConfigError: As `default_endpoint`.
     """
-    return os.environ.setdefault(BUS_ENV, default_endpoint())
+    return os.environ.setdefault(PINNED_ENV, default_endpoint())
 
 
 def checked(endpoint: str) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from earlystop.config import Config, load_config
 from earlystop.engine import compat
 from earlystop.engine.commands import Command
+from earlystop.engine.compat import V1_DROPS_PROCESSORS
+from earlystop.engine.requests import live
 from earlystop.errors import ConfigError
 from earlystop.policy import Policy
 from earlystop.profile import Profile
@@ -26,18 +27,26 @@ def configuration() -> tuple[Config, dict[str, Profile]]:
 
 
 @cache
-def profiles_elsewhere() -> bool:
-    """Whether `--additional-config` may name profiles that this process cannot check.
+def served_config() -> Any | None:
+    """This process's `VllmConfig`. vLLM does not hand it to `validate_params`, so the live one is looked up, once."""
+    return live("VllmConfig", lambda _: True)
 
-    vLLM does not hand its configuration to `validate_params`, so the live one is looked up, once, and only
-    when a request has named a policy that is unknown here.
+
+def profiles_elsewhere() -> bool:
+    """Whether `--additional-config` names profiles, which this process has not read."""
+    additional: Any = getattr(served_config(), "additional_config", None) or {}
+    return isinstance(additional, dict) and bool((additional.get("earlystop") or {}).get("profiles"))
+
+
+def refuse_what_vanishes() -> None:
+    """V1 drops plugin processors under speculative decoding, without a word; a request that asks for one hears it.
+
+    Raises:
+        ConfigError: the engine runs V1 with speculative decoding.
     """
-    for candidate in gc.get_objects():
-        if type(candidate).__name__ == "VllmConfig":
-            additional: Any = getattr(candidate, "additional_config", None) or {}
-            if isinstance(additional, dict) and (additional.get("earlystop") or {}).get("profiles"):
-                return True
-    return False
+    config = served_config()
+    if config is not None and config.speculative_config is not None and not config.use_v2_model_runner:
+        raise ConfigError(V1_DROPS_PROCESSORS)
 
 
 def validate(params: SamplingParams) -> None:
@@ -54,6 +63,7 @@ def validate(params: SamplingParams) -> None:
         raise ConfigError(f"early stopping is not available: {reason}")
     if Command.read(policy) is not None:
         return
+    refuse_what_vanishes()
     policy.refuse_serving_fields()
     config, profiles = configuration()
     try:

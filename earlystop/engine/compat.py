@@ -10,6 +10,10 @@ from importlib import metadata
 logger = logging.getLogger("earlystop")
 
 TESTED_FROM, TESTED_BELOW = (0, 32), (0, 34)
+V1_DROPS_PROCESSORS = (
+    "vLLM's V1 runner drops every plugin's logits processor under speculative decoding: early stopping cannot work. "
+    "Use the V2 runner (VLLM_USE_V2_MODEL_RUNNER=1, needs Triton) or start without --speculative-config"
+)
 OVERRIDE = "EARLYSTOP_ALLOW_UNTESTED_VLLM"
 
 

@@ -113,9 +113,11 @@ def register() -> None:
     if compat.disabled() or compat.unsupported_reason() is not None:
         return
     try:
+        from earlystop.bus import pin_endpoint
         from earlystop.engine import commands, tap
 
         commands.control_key()
+        pin_endpoint()  # the engine's processes inherit it, and `summarize` in the driver finds their bus
         tap.register()
     except Exception:
         logger.exception("earlystop's tap could not be installed: no unit similarity")

@@ -40,6 +40,7 @@ class Owner:
     reason: StopReason | None = None
     closed: bool = False
     announced: bool = False
+    invalid: bool = False
     told: float = -1.0
     latest: Array | None = None
     trace: list[Array] = field(default_factory=list)
@@ -231,6 +232,8 @@ class Reporter:
         data: dict[str, Any] = {}
         if bits & layout.O_REBUILT:
             data["state_rebuilt"] = True
+        if bits & layout.O_DECIDED:
+            owner.closed = False  # whatever closed before, this ending has not yet
         if bits & layout.O_CLOSING:
             owner.closed = True
         if bits & layout.O_CANCELLED:
@@ -249,7 +252,8 @@ class Reporter:
             if bits & bit:
                 with_reason = reason if bit >= layout.O_DECIDED else None
                 out.append(self._record(owner, kind, row, with_reason, data))
-        if bits & layout.O_INVALID:
+        if bits & layout.O_INVALID and not owner.invalid:
+            owner.invalid = True
             out.append(self._record(owner, Kind.ERROR, row, StopReason.INVALID_LOGITS, {**data, "closed": True}))
         if bits & layout.O_PROGRESS and owner.trace:
             out.append(self._trace_signal(owner))

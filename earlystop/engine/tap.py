@@ -7,13 +7,14 @@ measures inside its forward. It runs outside the target's CUDA graphs; drafters 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from vllm.config import get_current_vllm_config_or_none
 from vllm.model_executor.custom_op import op_registry_oot
 from vllm.model_executor.layers.logits_processor import LogitsProcessor as LogitsLayer
 
-from earlystop.engine.compat import logger
+from earlystop.engine.compat import V1_DROPS_PROCESSORS, logger
 from earlystop.kernels.stats import Stats, alloc_stats, logit_stats
 
 MISSES_UNTIL_OFF = 64  # forwards in a row without an opted-in row, after which nothing is measured
@@ -96,8 +97,15 @@ TAP = Tap()
 class TappedLogitsProcessor(LogitsLayer):
     """vLLM's layer with the tap behind it.
 
-    vLLM's LoRA wrapper calls this class's forward with a self of its own: no `super()`, no own attributes.
+    vLLM's LoRA wrapper calls this class's forward with a self of its own: no `super()`, no own attributes there.
     """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # The one place of ours that V1 constructs under speculative decoding: it drops plugin processors silently.
+        config = get_current_vllm_config_or_none()
+        if config is not None and config.speculative_config is not None and not config.use_v2_model_runner:
+            logger.warning(V1_DROPS_PROCESSORS)
 
     def forward(
         self,
