@@ -56,9 +56,9 @@ def test_the_environment_wins(monkeypatch):
 
 def test_pinning_hands_the_endpoint_to_child_processes(monkeypatch):
     """A driver and its engine agree on the endpoint through the environment."""
-    monkeypatch.setenv("EARLYSTOP_BUS", "")
-    monkeypatch.delenv("EARLYSTOP_BUS")
-    assert pin_endpoint() == os.environ["EARLYSTOP_BUS"] == default_endpoint()
+    monkeypatch.setenv("EARLYSTOP_BUS_PINNED", "")
+    monkeypatch.delenv("EARLYSTOP_BUS_PINNED")
+    assert pin_endpoint() == os.environ["EARLYSTOP_BUS_PINNED"] == default_endpoint()
 
 
 def test_ranks_and_replay_have_places_of_their_own():
