@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from earlystop.engine.drive import Prompt
 from earlystop.errors import ConfigError
@@ -13,7 +15,7 @@ from earlystop.policy import MAX_TOKENS, Policy
 JSON_SUFFIXES = (".jsonl", ".ndjson")
 
 
-class Line(NamedTuple):
+class Line(msgspec.Struct, frozen=True):
     """One prompt line: a prompt, or what is wrong with it."""
 
     index: int

@@ -93,7 +93,8 @@ class Store:
         if not path.exists():
             return []
         data = path.read_bytes()
-        rows, good = [], 0
+        rows: list[dict[str, Any]] = []
+        good = 0
         for line in data.splitlines(keepends=True):
             if not line.endswith(b"\n"):
                 break
