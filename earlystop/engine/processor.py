@@ -18,6 +18,7 @@ from earlystop.engine.compat import logger
 from earlystop.engine.publish import Owner, Reporter
 from earlystop.engine.served import examine
 from earlystop.engine.tap import TAP
+from earlystop.errors import ConfigError
 from earlystop.kernels.mask import write_rows
 from earlystop.kernels.stats import logit_stats
 from earlystop.policy import Policy
@@ -59,6 +60,7 @@ class Processor:
         self.served = examine(vllm_config, runner, self.config.engine)
         self.slots = slots
         self.request_id_of = request_id_of
+        self.lora_enabled = vllm_config.lora_config is not None
         parallel = vllm_config.parallel_config
         # Hidden states of two ranks may differ in the last bit, and then their verdicts.
         self.has_similarity = parallel.tensor_parallel_size == 1
@@ -77,6 +79,8 @@ class Processor:
         )
         self.active = np.zeros(slots, bool)
         self.grammar = np.zeros(slots, bool)
+        self.edited = np.zeros(slots, bool)  # bias, penalties, bans: `apply` sees other logits than the model made
+        self.said_untapped = False
         self.epochs = np.zeros(slots, np.int64)
         self.by_stream: dict[str, set[int]] = {}
         self.stream_of: list[str] = [""] * slots
@@ -130,13 +134,19 @@ class Processor:
             resolved = self._resolve(policy, params)
             if resolved is None:
                 return self._idle(slot)
-            return self._start(slot, params, resolved, prompt_len)
+            opted_in = self._start(slot, params, resolved, prompt_len)
+            asked = policy.policy if policy is not None else None
+            if resolved.policy == "observe" and asked not in (None, "observe"):
+                self.reporter.error("admission", ConfigError("; ".join(resolved.warnings)), slot)
+            return opted_in
         except Exception as error:  # a fault of ours never costs a request
             self.fault("admission", error, slot)
             return self._idle(slot)
 
     def _resolve(self, policy: Policy | None, params: SamplingParams) -> Resolved | None:
-        identity = self.served.identity_of(params)
+        # V2 does not say which adapter a request runs with; a profile of the bare model may not speak for it.
+        lora = "possibly one" if self.lora_enabled else None
+        identity = self.served.identity_of(params, lora)
         return resolve(policy, self.config, self.profiles, identity, profiles_unverifiable=True)
 
     def _forget(self, slot: int) -> None:
@@ -162,6 +172,7 @@ class Processor:
         self.epochs[slot] += 1
         self.active[slot] = True
         self.grammar[slot] = params.structured_outputs is not None
+        self.edited[slot] = self.grammar[slot] or edits_logits(params)
         self.stream_of[slot] = stream
         self.by_stream.setdefault(stream, set()).add(slot)
         listed = set(params.stop_token_ids or ())
@@ -181,7 +192,8 @@ class Processor:
             epoch=int(self.epochs[slot]),
         )
         self.controller.stage(slot, ints, floats)
-        owner = Owner.of(stream, request_id, resolved, limit=limit)
+        warnings = (*resolved.warnings, *self._cannot(resolved, params))
+        owner = Owner.of(stream, request_id, resolved, warnings, limit=limit)
         self.reporter.own(slot, int(self.epochs[slot]), owner)
         TAP.want()
         return True
@@ -193,6 +205,17 @@ class Processor:
         if params.eos_token_id is not None:
             return int(params.eos_token_id)
         return self.served.table.eos[0] if self.served.table.eos else -1
+
+    def _cannot(self, resolved: Resolved, params: SamplingParams) -> list[str]:
+        """What this policy asks for and this model cannot do."""
+        said = []
+        if resolved.finish == "close_thinking" and not self.served.table.thinks:
+            said.append("finish=close_thinking, but the tokenizer has no thinking tags: nothing will be ended")
+        if resolved.budget_scope == "thinking" and not self.served.table.thinks:
+            said.append("budget_scope=thinking, but the tokenizer has no thinking tags: the budget will not bind")
+        if self._stop_token(params) < 0:
+            said.append("no token ends this request: only the thinking can be closed")
+        return said
 
     # --- control ----------------------------------------------------------------------------------
 
@@ -210,23 +233,28 @@ class Processor:
         """Brings staged admissions to the device."""
         self.controller.flush(start)
 
-    def step(self, logits: torch.Tensor, rows: Rows, *, any_grammar: bool) -> None:
-        """One call of vLLM's `apply` with opted-in rows in it; changes `logits` in place."""
+    def step(self, logits: torch.Tensor, rows: Rows, batch: np.ndarray[Any, Any]) -> None:
+        """One call of vLLM's `apply` with opted-in rows in it; changes `logits` in place.
+
+        `batch` are the slots in it, on the host: what is known of them there saves launches.
+        """
         try:
-            self._step(logits, rows, any_grammar)
+            self._step(logits, rows, bool(self.grammar[batch].any()), bool(self.edited[batch].any()))
         except Exception as error:  # no row can be named: early stopping ends for all, the requests go on
             self.fault("step", error, None)
 
-    def _step(self, logits: torch.Tensor, rows: Rows, any_grammar: bool) -> None:
+    def _step(self, logits: torch.Tensor, rows: Rows, any_grammar: bool, any_edited: bool) -> None:
         ending = self.tables.ending
         tapped = TAP.take(rows.slot.shape[0])
-        hidden = None
-        if tapped is None:
-            stats = logit_stats(logits, ending)
-            values, argmax = stats.values, stats.argmax
-        else:
+        values = argmax = hidden = None
+        if tapped is not None:
             values, argmax = tapped.values, tapped.argmax
             hidden = tapped.hidden if self.has_similarity else None
+        elif not any_edited:  # batch-sharded sampling: these rows are raw logits all the same
+            values, argmax, _ = logit_stats(logits, ending)
+        if tapped is None and not self.said_untapped:
+            self.said_untapped = True
+            logger.warning("vLLM's logits layer did not show these rows: no unit similarity for them")
         masked = logit_stats(logits, ending).values if any_grammar else None
         verdict = self.controller.step(rows, values, argmax, masked=masked, hidden=hidden)
         write_rows(logits, verdict.force, verdict.flags, ending, self.tables.reserved, verdict.grammar)
@@ -241,3 +269,16 @@ class Processor:
         if slot is None:
             self.broken = True
             self.active[:] = False
+
+
+def edits_logits(params: SamplingParams) -> bool:
+    """Whether vLLM changes this request's logits before it calls us."""
+    return bool(
+        params.logit_bias
+        or params.bad_words
+        or params.allowed_token_ids
+        or params.min_tokens
+        or params.presence_penalty
+        or params.frequency_penalty
+        or params.repetition_penalty != 1.0
+    )

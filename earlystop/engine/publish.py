@@ -47,7 +47,9 @@ class Owner:
     traced: int = 0
 
     @classmethod
-    def of(cls, stream: str, request_id: str | None, policy: Resolved, *, limit: int) -> Owner:
+    def of(
+        cls, stream: str, request_id: str | None, policy: Resolved, warnings: tuple[str, ...], *, limit: int
+    ) -> Owner:
         """The owner for a resolved request that may generate `limit` tokens."""
         base: dict[str, Any] = {"request_id": request_id, "max_tokens": limit}
         if policy.guarantee is not None:
@@ -57,7 +59,7 @@ class Owner:
             request_id=request_id,
             observe=policy.mode == "observe",
             base={key: value for key, value in base.items() if value is not None},
-            warnings=policy.warnings,
+            warnings=warnings,
         )
 
     @property

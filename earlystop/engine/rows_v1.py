@@ -135,7 +135,7 @@ class V1Rows:
             token=self._upload(tokens),
             total_len=self._upload(self.total_len),
         )
-        self.processor.step(logits, rows, any_grammar=bool(self.processor.grammar[table[opted_in]].any()))
+        self.processor.step(logits, rows, table[opted_in])
         return logits
 
     def _upload(self, array: np.ndarray) -> torch.Tensor:

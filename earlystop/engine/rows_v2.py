@@ -78,5 +78,5 @@ class V2Rows:
             token=ctx.input_ids,
             total_len=self.req_states.total_len.gpu,
         )
-        self.processor.step(logits, rows, any_grammar=bool(self.processor.grammar[batch].any()))
+        self.processor.step(logits, rows, batch)
         return logits
