@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from earlystop.control.closing import run_again
 from earlystop.control.layout import (
     ADAPT,
     ADAPT_ENTROPY,
@@ -20,7 +21,6 @@ from earlystop.control.layout import (
     OUR_CLOSE,
     PHASE,
     PHASE_ENDING,
-    PHASE_RUN,
     RC_BUDGET,
     REASON,
     REASONING,
@@ -97,8 +97,7 @@ def take_extra(ints: Any, base: Any, floats: Any, fbase: Any) -> Any:
         bits = O_ADJUSTED
         ending = (load(ints, base + PHASE) == PHASE_ENDING) & (load(ints, base + REASON) == RC_BUDGET)
         if ending & (load(floats, fbase + USED) < budget):
-            store(ints, base + PHASE, PHASE_RUN)
-            store(ints, base + REASON, 0)
+            run_again(ints, base)
     return bits
 
 

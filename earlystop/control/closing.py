@@ -13,10 +13,12 @@ from earlystop.control.layout import (
     ANSWER_ROOM,
     ARGMAX_INVALID,
     BUDGET,
+    CAME_FROM,
     CLOSE_KIND,
     CLOSE_NONE,
     CLOSE_STOP,
     CLOSE_THINKING,
+    COMMAND,
     CURSOR,
     DEFERRED,
     E_BUSY,
@@ -29,13 +31,16 @@ from earlystop.control.layout import (
     FINISH_END,
     GRACE,
     HARD_GRACE,
+    HAS_GRAMMAR,
     LIMIT,
     MIN_END,
     MODE,
     MODE_OBSERVE,
     O_CANCELLED,
     O_CLOSING,
+    O_DECIDED,
     O_DEFERRED,
+    O_WOULD,
     OUR_CLOSE,
     P_INVALID,
     P_MASK_RESERVED,
@@ -50,13 +55,16 @@ from earlystop.control.layout import (
     RC_INVALID_LOGITS,
     REASON,
     ROOM_UNTIL,
+    SCOPE,
     STOP_IDS,
     T_EOS,
     T_SPACE_FIRST,
     THINKING,
     TOKENS,
     USED,
+    VERDICT,
     WAITED,
+    WOULD_REASON,
 )
 from earlystop.control.portable import f64, load, store
 
@@ -92,10 +100,31 @@ def check_forced(ints: Any, base: Any, token: Any, sequence: Any, close_at: Any,
         bits = O_CANCELLED
         store(ints, base + PHASE, PHASE_ENDING)
         store(ints, base + CLOSE_KIND, CLOSE_NONE)
+        if (load(ints, base + HAS_GRAMMAR) == 1) & (load(ints, base + DEFERRED) == 0):
+            store(ints, base + DEFERRED, 1)
+            bits = O_CANCELLED | O_DEFERRED
     return bits
 
 
-def safe_place(ints: Any, base: Any, event: Any, lookahead: Any) -> Any:
+def closes_thinking(ints: Any, base: Any) -> Any:
+    """1 when ending now means closing the thinking, 0 when it means the stop token."""
+    closes = load(ints, base + THINKING)
+    if load(ints, base + FINISH) == FINISH_END:
+        closes = 0
+    return closes
+
+
+def room_spent(ints: Any, base: Any, close_len: Any) -> Any:
+    """1 when waiting longer would eat the answer's room: what is left just holds the close and the answer."""
+    spent = 0
+    room = load(ints, base + ANSWER_ROOM)
+    if (room > 0) & (closes_thinking(ints, base) == 1):
+        if load(ints, base + LIMIT) - load(ints, base + TOKENS) <= room + close_len:
+            spent = 1
+    return spent
+
+
+def safe_place(ints: Any, base: Any, event: Any, lookahead: Any, close_len: Any) -> Any:
     """1 where the text may end after this token.
 
     `lookahead` holds the token flags of the model's most likely next token: a full stop ends a sentence if
@@ -115,17 +144,11 @@ def safe_place(ints: Any, base: Any, event: Any, lookahead: Any) -> Any:
         safe = 1
     if waited >= grace:
         safe = 1
+    if room_spent(ints, base, close_len) == 1:
+        safe = 1
     if ((event & E_BUSY) > 0) & (waited < load(ints, base + HARD_GRACE)):
         safe = 0
     return safe
-
-
-def closes_thinking(ints: Any, base: Any) -> Any:
-    """1 when ending now means closing the thinking, 0 when it means the stop token."""
-    closes = load(ints, base + THINKING)
-    if load(ints, base + FINISH) == FINISH_END:
-        closes = 0
-    return closes
 
 
 def begin_close(ints: Any, base: Any, floats: Any, fbase: Any, cursor: Any) -> Any:
@@ -150,11 +173,19 @@ def begin_close(ints: Any, base: Any, floats: Any, fbase: Any, cursor: Any) -> A
     return bits
 
 
-def wait_for_place(ints: Any, base: Any, floats: Any, fbase: Any, event: Any, lookahead: Any) -> Any:
-    """One committed token of ENDING: closes where it is safe; O_CLOSING and O_DEFERRED bits."""
+def wait_for_place(
+    ints: Any, base: Any, floats: Any, fbase: Any, event: Any, lookahead: Any, close_len: Any, tag_at: Any
+) -> Any:
+    """One committed token of ENDING: closes where it is safe; O_CLOSING and O_DEFERRED bits.
+
+    Where the whole closing sequence would not fit into the limit any more, the end tag alone closes.
+    """
     bits = 0
-    if safe_place(ints, base, event, lookahead) == 1:
-        bits = begin_close(ints, base, floats, fbase, 0)
+    cursor = 0
+    if load(ints, base + LIMIT) - load(ints, base + TOKENS) <= close_len:
+        cursor = tag_at
+    if safe_place(ints, base, event, lookahead, close_len) == 1:
+        bits = begin_close(ints, base, floats, fbase, cursor)
     if (bits == 0) & (load(ints, base + WAITED) >= load(ints, base + GRACE)):
         if load(ints, base + DEFERRED) == 0:
             store(ints, base + DEFERRED, 1)
@@ -172,11 +203,29 @@ def may_end(ints: Any, base: Any) -> Any:
 
 
 def begin_ending(ints: Any, base: Any, reason: Any) -> None:
-    """RUN or ANSWERING becomes ENDING for `reason`."""
+    """RUN or ANSWERING becomes ENDING for `reason`; an outside wish is granted with that."""
+    phase = load(ints, base + PHASE)
+    if phase != PHASE_ENDING:
+        store(ints, base + CAME_FROM, phase)
+    if reason == load(ints, base + COMMAND):
+        store(ints, base + COMMAND, 0)
     store(ints, base + PHASE, PHASE_ENDING)
     store(ints, base + REASON, reason)
     store(ints, base + WAITED, 0)
     store(ints, base + DEFERRED, 0)
+
+
+def run_again(ints: Any, base: Any) -> None:
+    """ENDING is called off: back to where it began."""
+    store(ints, base + PHASE, load(ints, base + CAME_FROM))
+    store(ints, base + REASON, 0)
+    store(ints, base + CLOSE_KIND, CLOSE_NONE)
+
+
+def only_observed(ints: Any, base: Any) -> None:
+    """The ending would have begun to close here; it only observes, so the request runs on."""
+    store(ints, base + WOULD_REASON, load(ints, base + REASON))
+    run_again(ints, base)
 
 
 def reserve_binds(ints: Any, base: Any, close_len: Any) -> Any:
@@ -201,15 +250,25 @@ def start_phase(ints: Any, base: Any, floats: Any, fbase: Any, tag_at: Any) -> A
     """Before the first token, and where the thinking opens again: a budget with nothing left closes at once.
 
     Then the end tag alone is forced (position `tag_at` of the closing sequence), without the transition
-    text: there is nothing to lead over from. O_CLOSING or 0.
+    text: there is nothing to lead over from. Outside the thinking a response budget of zero is the stop
+    token at once. O_DECIDED and O_CLOSING, O_WOULD where it only observes, or 0.
     """
     bits = 0
-    running = load(ints, base + PHASE) == PHASE_RUN
     observing = (load(ints, base + MODE) & MODE_OBSERVE) > 0
+    muted = observing & (load(ints, base + WOULD_REASON) > 0)
+    running = (load(ints, base + PHASE) == PHASE_RUN) & (may_end(ints, base) == 1) & (muted == 0)
     spent = load(floats, fbase + USED) >= load(floats, fbase + BUDGET)
-    if running & spent & (observing == 0) & (load(ints, base + THINKING) == 1):
+    nothing = (load(ints, base + SCOPE) == 0) & (load(ints, base + TOKENS) == 0)
+    if running & spent & ((load(ints, base + THINKING) == 1) | nothing):
         begin_ending(ints, base, RC_BUDGET)
-        bits = begin_close(ints, base, floats, fbase, tag_at)
+        closes = begin_close(ints, base, floats, fbase, tag_at)
+        if observing:
+            if closes > 0:
+                only_observed(ints, base)
+                bits = O_WOULD
+        else:
+            store(ints, base + VERDICT, RC_BUDGET)
+            bits = O_DECIDED | closes
     return bits
 
 

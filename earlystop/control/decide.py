@@ -14,13 +14,13 @@ from earlystop.control.closing import (
     check_forced,
     may_end,
     next_forced,
+    only_observed,
     reserve_binds,
     start_phase,
     wait_for_place,
 )
 from earlystop.control.layout import (
-    CLOSE_KIND,
-    CLOSE_NONE,
+    CAME_FROM,
     COMMAND,
     E_FORCED,
     E_OPEN,
@@ -51,6 +51,7 @@ from earlystop.control.layout import (
     REASON,
     SCOPE,
     TOKENS,
+    VERDICT,
     WOULD_REASON,
 )
 from earlystop.control.portable import i32, load, store
@@ -67,7 +68,7 @@ def is_forced(ints: Any, base: Any, token: Any, sequence: Any, close_at: Any) ->
 
 
 def follow_thinking(ints: Any, base: Any, floats: Any, fbase: Any, event: Any, tag_at: Any) -> Any:
-    """The model opened or closed its thinking by itself; O_CLOSING where a spent budget closes it at once."""
+    """The model opened or closed its thinking by itself; O_* bits where a spent budget closes it at once."""
     bits = 0
     phase = load(ints, base + PHASE)
     if (event & E_SHUT) > 0:
@@ -75,10 +76,12 @@ def follow_thinking(ints: Any, base: Any, floats: Any, fbase: Any, event: Any, t
         if (phase != PHASE_CLOSING) & (ends_anyway == 0):
             store(ints, base + PHASE, PHASE_ANSWERING)
             store(ints, base + REASON, 0)
+        store(ints, base + CAME_FROM, PHASE_ANSWERING)
         rest(ints, base)
     if (event & E_OPEN) > 0:
         rest(ints, base)
         store(ints, base + OUR_CLOSE, 0)
+        store(ints, base + CAME_FROM, PHASE_RUN)
         if phase == PHASE_ANSWERING:
             store(ints, base + PHASE, PHASE_RUN)
         bits = start_phase(ints, base, floats, fbase, tag_at)
@@ -120,14 +123,6 @@ def only_observes(ints: Any, base: Any) -> Any:
     return virtual
 
 
-def run_on(ints: Any, base: Any) -> None:
-    """Back to RUN or ANSWERING, after a verdict that only observed."""
-    store(ints, base + WOULD_REASON, load(ints, base + REASON))
-    store(ints, base + REASON, 0)
-    store(ints, base + CLOSE_KIND, CLOSE_NONE)
-    store(ints, base + PHASE, PHASE_RUN)
-
-
 def move_phase(
     ints: Any,
     base: Any,
@@ -137,6 +132,7 @@ def move_phase(
     lookahead: Any,
     by_signal: Any,
     close_len: Any,
+    tag_at: Any,
 ) -> Any:
     """RUN/ANSWERING -> ENDING -> CLOSING after one committed token; O_* bits."""
     bits = 0
@@ -151,13 +147,14 @@ def move_phase(
         if reason > 0:
             begin_ending(ints, base, reason)
             if only_observes(ints, base) == 0:
+                store(ints, base + VERDICT, reason)
                 bits = O_DECIDED
     if load(ints, base + PHASE) == PHASE_ENDING:
-        waited = wait_for_place(ints, base, floats, fbase, event, lookahead)
+        waited = wait_for_place(ints, base, floats, fbase, event, lookahead, close_len, tag_at)
         if only_observes(ints, base) == 1:
             if (waited & O_CLOSING) > 0:
                 bits = O_WOULD
-                run_on(ints, base)
+                only_observed(ints, base)
         else:
             bits = bits | waited
     return bits
@@ -195,7 +192,7 @@ def judge_token(
     answering = load(ints, base + PHASE) == PHASE_ANSWERING
     spend(ints, base, floats, fbase, event, cost, shut_len)
     by_signal = 0
-    if margin == margin:
+    if (margin == margin) & ((event & E_FORCED) == 0):
         store(floats, fbase + LAST_MARGIN, margin)
     if (top1 == top1) & ((event & E_FORCED) == 0):
         by_signal = take_statistics(ints, base, floats, fbase, top1, entropy)
@@ -214,5 +211,5 @@ def judge_token(
         by_signal = repeats
     bits = bits | warn(ints, base, floats, fbase)
     bits = bits | follow_thinking(ints, base, floats, fbase, event, tag_at)
-    bits = bits | move_phase(ints, base, floats, fbase, event, lookahead, by_signal, close_len)
+    bits = bits | move_phase(ints, base, floats, fbase, event, lookahead, by_signal, close_len, tag_at)
     return bits

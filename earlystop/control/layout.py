@@ -46,6 +46,9 @@ COMMAND = STOP_IDS + N_REASONS  # reason code of an outside wish to stop, 0 = no
     THINKING,  # 1 inside a thinking block
     OUR_CLOSE,  # 1: the last close of the thinking was ours
     REASON,  # code of the reason for ENDING, 0 = none
+    VERDICT,  # code of the last reason that was acted on
+    CAME_FROM,  # the phase that ENDING left: RUN or ANSWERING
+    OWED,  # O_* bits that were raised before the first step and have not been told yet
     CURSOR,  # next position in the closing sequence
     CLOSE_KIND,  # CLOSE_*
     WAITED,  # tokens spent in ENDING
@@ -82,8 +85,8 @@ COMMAND = STOP_IDS + N_REASONS  # reason code of an outside wish to stop, 0 = no
     UNIT_STRICT,  # 1: the open unit touched a fence, JSON or a tool call
     UNIT_GRAMS,  # 4-grams in the open unit
     UNIT_NEW,  # of these, not seen before in this response
-) = range(COMMAND + 1, COMMAND + 43)
-RING = COMMAND + 43  # last CYCLE_PERIODS tokens, at token index modulo CYCLE_PERIODS
+) = range(COMMAND + 1, COMMAND + 46)
+RING = COMMAND + 46  # last CYCLE_PERIODS tokens, at token index modulo CYCLE_PERIODS
 RUNS = RING + CYCLE_PERIODS  # per period p: tokens in a row that equal the one p before
 N_INTS = RUNS + CYCLE_PERIODS
 

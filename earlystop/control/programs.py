@@ -47,8 +47,11 @@ from earlystop.control.layout import (
     N_STATS,
     N_TRACE,
     O_ACTIVE,
+    O_DECIDED,
     O_INVALID,
     O_REBUILT,
+    O_WOULD,
+    OWED,
     PHASE,
     PHASE_CLOSING,
     Q_ARGMAX,
@@ -90,6 +93,7 @@ from earlystop.control.layout import (
     TOKENS,
     UNIT_STATS,
     USED,
+    VERDICT,
     WINDOW_N,
     WOULD_REASON,
 )
@@ -161,7 +165,8 @@ def unknown_token(ints: Any, base: Any, floats: Any, fbase: Any, header: Any) ->
     store(ints, base + TOKENS, load(ints, base + TOKENS) + 1)
     store(floats, fbase + USED, load(floats, fbase + USED) + 1.0)
     bits = warn(ints, base, floats, fbase)
-    return bits | move_phase(ints, base, floats, fbase, 0, 0, 0, load(header, H_CLOSE_LEN))
+    tag_at = load(header, H_TAG_AT)
+    return bits | move_phase(ints, base, floats, fbase, 0, 0, 0, load(header, H_CLOSE_LEN), tag_at)
 
 
 def reset_slot(ints: Any, base: Any, floats: Any, fbase: Any) -> None:
@@ -247,7 +252,9 @@ def start_program(
         if opened > shut:
             store(ints, base + THINKING, 1)
     if load(ints, base + MODE) > 0:
-        start_phase(ints, base, floats, fbase, load(header, H_TAG_AT))
+        owed = start_phase(ints, base, floats, fbase, load(header, H_TAG_AT))
+        if count == 0:
+            store(ints, base + OWED, owed)
         gram_size = load(header, H_GRAM_SIZE)
         for i in range(count):
             token = load(all_tokens, first + prompt + i)
@@ -347,7 +354,9 @@ def report_row(r: Any, slot: Any, bits: Any, count: Any, ints: Any, floats: Any,
     fbase = slot * N_FLOATS
     out = r * N_REPORT
     reason = load(ints, base + REASON)
-    if reason == 0:
+    if (bits & O_DECIDED) > 0:
+        reason = load(ints, base + VERDICT)  # its close may be over already
+    elif (bits & O_WOULD) > 0:
         reason = load(ints, base + WOULD_REASON)
     store(report, out + R_SLOT, f64(slot))
     store(report, out + R_EPOCH, f64(load(ints, base + EPOCH)))
@@ -445,7 +454,8 @@ def judge_program(
         shut_len = load(header, H_SHUT_LEN)
         close_at = open_len + shut_len
         count = load(committed, r)
-        bits = take_extra(ints, base, floats, fbase)
+        bits = load(ints, base + OWED) | take_extra(ints, base, floats, fbase)
+        store(ints, base + OWED, 0)
         for i in range(count):
             token = load(row_token, r)
             ahead = load(argmax, r)

@@ -225,4 +225,3 @@ class Controller:
             return
         flat = (a.reshape(-1).numpy() if isinstance(a, torch.Tensor) else a for a in arguments)
         lower.numba_namespace()[f"{stage}_all"](n, *flat)
-
