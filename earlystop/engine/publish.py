@@ -23,7 +23,7 @@ from earlystop.request_ids import external_id
 from earlystop.resolved import Resolved
 from earlystop.signals import Kind, Signal, StopReason
 
-_IDLE_S = 0.25  # after so long a silence the last word is sent; longer than a step, or each would be flushed
+_IDLE_S = 1.0  # after so long a silence the last word is sent; longer than a step, or each would be flushed
 _NEWS = ~(layout.O_ACTIVE)
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
