@@ -104,7 +104,12 @@ def make_engine() -> Iterator[Callable[..., Engine]]:
 
 
 def _running(model: Path | ScriptedModel, runner: Any) -> Iterator[Engine]:
+    from support.catalogue import CLOSE_TEXT
     from support.engines import Engine
+    from support.scripted import ScriptedModel
 
-    with Engine(model, runner=runner) as engine:
+    options: dict[str, Any] = {}
+    if isinstance(model, ScriptedModel):  # a transition text that its letters-only tokenizer has tokens for
+        options["additional_config"] = {"earlystop": {"engine": {"close_text": CLOSE_TEXT}}}
+    with Engine(model, runner=runner, **options) as engine:
         yield engine

@@ -124,6 +124,27 @@ def test_each_engine_runs_the_runner_it_was_asked_for(
     assert make_engine(scripted, runner="v2", plugin=False).facts["v2"] is True
 
 
+def test_shared_engines_follow_plans_with_the_plugin_installed(
+    scripted_engine: Engine, scripted: ScriptedModel
+) -> None:
+    """The session's engines load the plugin, which changes nothing for requests that do not ask for it."""
+    keys = ["short", "a1_tool_call", "a15_split_character"]
+    outputs = scripted_engine.generate([scripted.prompt(key) for key in keys], GREEDY)
+    assert [output["token_ids"] for output in outputs] == [scripted.expected(key) for key in keys]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_asynchronous_scheduling_can_be_kept_on(
+    runner: str, make_engine: Callable[..., Engine], scripted: ScriptedModel
+) -> None:
+    """The CPU platform's switching-off is undone, and plans are followed all the same."""
+    engine = make_engine(scripted, runner=runner, plugin=False, env={"FORCE_ASYNC_SCHEDULING": "1"})
+    assert engine.facts["async_scheduling"] is True
+    outputs = engine.generate([scripted.prompt(key) for key in ("short", "reasons")], GREEDY)
+    assert [output["token_ids"] for output in outputs] == [scripted.expected(key) for key in ("short", "reasons")]
+
+
 def test_a_tag_of_three_pieces_opens_the_answer_too(tmp_path: Path, make_engine: Callable[..., Engine]) -> None:
     """Where `</think>` is no single token, its last piece counts, and the tokenizer encodes it as three."""
     script = Script([11, 12, 20, 21, 22], prompt=[11], answer=[Step(14, topic=1), 3])
@@ -135,6 +156,7 @@ def test_a_tag_of_three_pieces_opens_the_answer_too(tmp_path: Path, make_engine:
     assert encoded["prompt_token_ids"] == [20, 21, 22]
 
 
+@pytest.mark.slow
 def test_a_dead_engine_is_reported(tmp_path: Path, scripted: ScriptedModel) -> None:
     """A process that is gone raises with its exit code, not a hang."""
     from support.engines import Engine

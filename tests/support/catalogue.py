@@ -18,6 +18,9 @@ IDS: Final = token_ids()
 WORDS: Final = [IDS[f"w{n}"] for n in range(1, 74)]
 """Seventy-three different words."""
 
+CLOSE_TEXT: Final = "\n\nWait"
+"""The transition text that the shared scripted engines force before the end tag; two tokens, blank_line and wait."""
+
 _THINK, _CLOSE, _EOS, _LINE = IDS["think"], IDS["end_think"], IDS["eos"], IDS["blank_line"]
 _ANSWER: Final = (IDS["w21"], IDS["w22"], IDS["w23"], IDS["period"], _EOS)
 

@@ -40,9 +40,9 @@ def main() -> None:
         try:
             kind, *arguments = connection.recv()
         except EOFError:  # The parent is gone.
-            return
+            kind = "stop"
         if kind == "stop":
-            return
+            os._exit(0)  # Taking an engine down in good order takes seconds and frees nothing that this does not.
         try:
             answer: tuple[Any, ...] = ("ok", handlers[kind](*arguments))
         except Exception as error:

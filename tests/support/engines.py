@@ -149,13 +149,12 @@ class Engine:
         return Path(self._log.name).read_text(encoding="utf-8", errors="replace")
 
     def close(self) -> None:
-        """Ends the process: asks first, kills its group after five seconds."""
+        """Ends the process: asks first, then kills what is left of its group."""
         if self._process.poll() is None:
-            try:
+            with suppress(OSError, subprocess.TimeoutExpired):
                 self._connection.send(("stop",))
                 self._process.wait(5)
-            except (OSError, subprocess.TimeoutExpired):
-                self._kill()
+        self._kill()
         self._connection.close()
         self._log.close()
 
