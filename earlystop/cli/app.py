@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from earlystop.cli.demo import demo
 from earlystop.cli.run import run
 
 app = typer.Typer(
@@ -14,7 +15,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(run)
+for command in (run, demo):
+    app.command()(command)
 
 
 @app.callback()

@@ -164,6 +164,7 @@ class Driver:
         config = llm.llm_engine.vllm_config
         self.runner = "v2" if config.use_v2_model_runner else "v1"
         """The model runner in use."""
+        self.device = str(config.device_config.device_type)
         self.tokenizer = llm.get_tokenizer()
         self.served = served.examine(config, self.runner, self.config.engine)
         """The compiled tokenizer and the identity that profiles are compared with."""
