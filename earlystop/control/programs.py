@@ -8,6 +8,7 @@ kernel, `judge_program`. All arrays are flat; strides come with them. `TABLE` ar
     grams [slots, gram_size] int32                                          SLOT
     drafts [slots, depth] int32, stored [slots] int32                        SLOT; last step's input tokens
     pending [slots, depth, N_STATS] float32, pending_argmax [slots, depth]   SLOT; last step's statistics
+    pending_plan [slots, depth] int32                                        SLOT; what last step's rows forced
     token_flags [V], symbol_offsets [V + 1], symbols, costs [V or 0]         TABLE
     sequence [open tag | shut tag | closing sequence], header [8]            TABLE; header: H_* below
     row_slot, row_local, row_pos, row_token [rows] int32, total_len [slots]  ROW
@@ -19,13 +20,15 @@ from __future__ import annotations
 from typing import Any
 
 from earlystop.control.budget import take_extra, warn
-from earlystop.control.closing import plan_flags, plan_force, start_phase
+from earlystop.control.closing import check_forced, next_forced, plan_flags, plan_force, start_phase
 from earlystop.control.decide import is_forced, judge_token, move_phase
 from earlystop.control.layout import (
     ARGMAX_INVALID,
     BUDGET,
     BUDGET0,
+    CAME_FROM,
     CLOSE_KIND,
+    CLOSE_MAX,
     CLOSE_THINKING,
     CURSOR,
     CYCLE_PERIODS,
@@ -41,19 +44,24 @@ from earlystop.control.layout import (
     LAST_SCORE,
     LAST_SIMILARITY,
     MODE,
+    MODE_OBSERVE,
     N_FLOATS,
     N_INTS,
     N_REPORT,
     N_STATS,
     N_TRACE,
     O_ACTIVE,
+    O_CLOSING,
     O_DECIDED,
     O_INVALID,
     O_REBUILT,
     O_WOULD,
     OWED,
     PHASE,
+    PHASE_ANSWERING,
     PHASE_CLOSING,
+    PHASE_DONE,
+    PHASE_ENDING,
     Q_ARGMAX,
     Q_ENTROPY,
     Q_EVENT,
@@ -88,6 +96,7 @@ from earlystop.control.layout import (
     S_MARGIN_EOS,
     S_MARGIN_THINK,
     S_TOP1,
+    SCOPE,
     SEEN,
     THINKING,
     TOKENS,
@@ -97,9 +106,9 @@ from earlystop.control.layout import (
     WINDOW_N,
     WOULD_REASON,
 )
-from earlystop.control.portable import f64, last_match, load, nan, real, store
+from earlystop.control.portable import f64, i32, last_match, load, nan, real, store
 from earlystop.control.rules import rest
-from earlystop.control.scan import scan_token
+from earlystop.control.scan import scan_token, scan_unknown
 
 # Columns of `header`.
 H_OPEN_LEN, H_SHUT_LEN, H_CLOSE_LEN, H_TAG_AT, H_VOCAB, H_COSTS, H_GRAM_SIZE, H_DEPTH = 0, 1, 2, 3, 4, 5, 6, 7
@@ -157,16 +166,75 @@ def fold_token(
     )  # fmt: skip
 
 
-def unknown_token(ints: Any, base: Any, floats: Any, fbase: Any, header: Any) -> Any:
-    """Takes in a committed token whose id never reached us (V1 with asynchronous scheduling).
+def count_unknown(ints: Any, base: Any, floats: Any, fbase: Any, thinking: Any, tokens: Any) -> None:
+    """Counts tokens by length alone, one cost unit each, where they lie in the budget's scope."""
+    store(ints, base + TOKENS, load(ints, base + TOKENS) + tokens)
+    store(ints, base + REASONING, load(ints, base + REASONING) + thinking * tokens)
+    if (load(ints, base + SCOPE) == 0) | (thinking == 1):
+        store(floats, fbase + USED, load(floats, fbase + USED) + f64(tokens))
 
-    It is not text and no evidence; only its length counts, so that a budget still binds. O_* bits.
+
+def unknown_token(ints: Any, base: Any, floats: Any, fbase: Any, sequence: Any, header: Any) -> Any:
+    """Takes in a committed token whose id never reached us (V1 with asynchronous scheduling); O_* bits.
+
+    It is not text and no evidence; only its length counts, so that a budget still binds. While we close, it
+    is taken for the one that we forced: nothing else was left to sample.
     """
-    store(ints, base + TOKENS, load(ints, base + TOKENS) + 1)
-    store(floats, fbase + USED, load(floats, fbase + USED) + 1.0)
-    bits = warn(ints, base, floats, fbase)
+    bits = 0
+    close_len = load(header, H_CLOSE_LEN)
     tag_at = load(header, H_TAG_AT)
-    return bits | move_phase(ints, base, floats, fbase, 0, 0, 0, load(header, H_CLOSE_LEN), tag_at)
+    close_at = load(header, H_OPEN_LEN) + load(header, H_SHUT_LEN)
+    thinking = load(ints, base + THINKING)
+    if load(ints, base + PHASE) == PHASE_CLOSING:
+        if (load(ints, base + CLOSE_KIND) == CLOSE_THINKING) & (load(ints, base + CURSOR) >= tag_at):
+            thinking = 0
+        presumed = next_forced(ints, base, sequence, close_at)
+        bits = check_forced(ints, base, presumed, sequence, close_at, close_len)
+        if load(ints, base + PHASE) == PHASE_ANSWERING:
+            store(ints, base + THINKING, 0)
+            rest(ints, base)
+    count_unknown(ints, base, floats, fbase, thinking, i32(1))
+    bits = bits | warn(ints, base, floats, fbase)
+    return bits | move_phase(ints, base, floats, fbase, 0, 0, 0, close_len, tag_at)
+
+
+def plan_code(ints: Any, base: Any) -> Any:
+    """What a row planned on this slot forces, as one number: where in which closing sequence, why; 0 = nothing."""
+    code = 0
+    if (load(ints, base + PHASE) == PHASE_CLOSING) & ((load(ints, base + MODE) & MODE_OBSERVE) == 0):
+        place = load(ints, base + CURSOR) + CLOSE_MAX * load(ints, base + REASON)
+        code = place * 4 + load(ints, base + CLOSE_KIND)
+    return code
+
+
+def adopt_plan(ints: Any, base: Any, code: Any, token: Any, sequence: Any, close_at: Any) -> Any:
+    """A committed token that its row forced though the slot is not closing: the close has begun; O_* bits.
+
+    A draft's row is planned before the statistics of the drafts are in. Where these change the verdict (the
+    budget adapts, a rule fires first), what was forced stands in the text already: it is finished, not repeated.
+    """
+    bits = 0
+    phase = load(ints, base + PHASE)
+    if (code > 0) & (phase != PHASE_CLOSING) & (phase != PHASE_DONE):
+        kind = load(ints, base + CLOSE_KIND)
+        reason = load(ints, base + REASON)
+        cursor = load(ints, base + CURSOR)
+        place = code // 4
+        store(ints, base + CLOSE_KIND, code % 4)
+        store(ints, base + REASON, place // CLOSE_MAX)
+        store(ints, base + CURSOR, place % CLOSE_MAX)
+        if next_forced(ints, base, sequence, close_at) == token:
+            bits = O_CLOSING
+            if phase != PHASE_ENDING:
+                store(ints, base + CAME_FROM, phase)
+                store(ints, base + VERDICT, place // CLOSE_MAX)
+                bits = O_CLOSING | O_DECIDED
+            store(ints, base + PHASE, PHASE_CLOSING)
+        else:
+            store(ints, base + CLOSE_KIND, kind)
+            store(ints, base + REASON, reason)
+            store(ints, base + CURSOR, cursor)
+    return bits
 
 
 def reset_slot(ints: Any, base: Any, floats: Any, fbase: Any) -> None:
@@ -267,7 +335,8 @@ def start_program(
                     symbols, symbol_offsets, costs, sequence, header,
                 )  # fmt: skip
             else:
-                unknown_token(ints, base, floats, fbase, header)
+                scan_unknown(ints, base, load(ints, base + TOKENS))
+                unknown_token(ints, base, floats, fbase, sequence, header)
         if count > 0:
             clear_evidence(ints, base)
             resume_close(ints, base, sequence, header, all_tokens, first + prompt, count)
@@ -322,8 +391,9 @@ def scan_program(
             if (count < 0) | (count > load(stored, slot)):
                 count = 0  # tokens that we never measured: lengths stay right, evidence is lost
                 unseen = total - load(ints, base + SEEN)
-                store(ints, base + TOKENS, load(ints, base + TOKENS) + unseen)
-                store(floats, fbase + USED, load(floats, fbase + USED) + f64(unseen))
+                count_unknown(ints, base, floats, fbase, load(ints, base + THINKING), unseen)
+                for back in range(CYCLE_PERIODS):
+                    scan_unknown(ints, base, back)
             store(ints, base + SEEN, total)
             store(committed, r, count)
             store(unit_slot, r, slot)
@@ -334,6 +404,8 @@ def scan_program(
                 if i + 1 < count:
                     token = load(drafts, slot * depth + i + 1)
                 event = -1
+                if (token < 0) | (token >= load(header, H_VOCAB)):
+                    scan_unknown(ints, base, index + i)
                 if (token >= 0) & (token < load(header, H_VOCAB)):
                     event = scan_token(
                         ints, base, floats, fbase, token, index + i, load(ints, base + EPOCH), token_flags, symbols,
@@ -389,6 +461,8 @@ def keep_row(
     drafts: Any,
     pending: Any,
     pending_argmax: Any,
+    pending_plan: Any,
+    plan: Any,
 ) -> None:
     """Stores row r's measurements until its token is committed, void where a grammar left no choice."""
     place = slot * depth + j
@@ -400,6 +474,7 @@ def keep_row(
             value = nan()
         store(pending, place * N_STATS + k, value)
     store(pending_argmax, place, load(argmax, r))
+    store(pending_plan, place, plan)
 
 
 def judge_program(
@@ -423,6 +498,7 @@ def judge_program(
     stored: Any,
     pending: Any,
     pending_argmax: Any,
+    pending_plan: Any,
     force: Any,
     flags: Any,
     grammar: Any,
@@ -442,7 +518,13 @@ def judge_program(
     """
     depth = load(header, H_DEPTH)
     slot = load(unit_slot, r)
-    if load(row_local, r) == 0:
+    local = load(row_local, r)
+    planned = 0  # by the first row of its request
+    if (local > 0) & (local < depth) & (local <= r):
+        owner = load(unit_slot, r - local)
+        if (owner >= 0) & (owner == load(row_slot, r)):
+            planned = 1
+    if planned == 0:
         store(force, r, -1)
         store(flags, r, 0)
         store(grammar, r, 0)
@@ -465,8 +547,9 @@ def judge_program(
                 ahead = load(pending_argmax, place + 1)
             event = load(events, r * depth + i)
             if event < 0:
-                bits = bits | unknown_token(ints, base, floats, fbase, header)
+                bits = bits | unknown_token(ints, base, floats, fbase, sequence, header)
             else:
+                bits = bits | adopt_plan(ints, base, load(pending_plan, place), token, sequence, close_at)
                 event = event | is_forced(ints, base, token, sequence, close_at)
                 store(floats, fbase + LAST_NOVELTY, load(novelty, r * depth + i))
                 margin = load(pending, place * N_STATS + S_MARGIN_EOS)
@@ -501,12 +584,15 @@ def judge_program(
         store(force, r, plan_force(ints, base, sequence, close_at, load(argmax, r)))
         store(flags, r, plan_flags(ints, base, load(argmax, r)))
         store(grammar, r, load(ints, base + HAS_GRAMMAR))
-        keep_row(r, slot, 0, depth, row_token, stats, argmax, masked, ints, drafts, pending, pending_argmax)
+        keep_row(
+            r, slot, 0, depth, row_token, stats, argmax, masked, ints, drafts, pending, pending_argmax, pending_plan,
+            plan_code(ints, base),
+        )  # fmt: skip
         kept = 1
         if depth > 1:
             kept = plan_drafts(
                 r, n_rows, slot, row_slot, row_local, row_token, stats, argmax, masked, ints, floats, scratch,
-                drafts, pending, pending_argmax, force, flags, grammar, report, token_flags, symbols,
+                drafts, pending, pending_argmax, pending_plan, force, flags, grammar, report, token_flags, symbols,
                 symbol_offsets, costs, sequence, header,
             )  # fmt: skip
         store(stored, slot, kept)
@@ -528,6 +614,7 @@ def plan_drafts(
     drafts: Any,
     pending: Any,
     pending_argmax: Any,
+    pending_plan: Any,
     force: Any,
     flags: Any,
     grammar: Any,
@@ -547,6 +634,7 @@ def plan_drafts(
         store(ints, base + column, load(ints, slot * N_INTS + column))
     for column in range(N_FLOATS):
         store(floats, fbase + column, load(floats, slot * N_FLOATS + column))
+    store(ints, base + UNIT_STATS, 0)  # statistics of drafts are not in: no score on part of a unit
     close_at = load(header, H_OPEN_LEN) + load(header, H_SHUT_LEN)
     kept = 1
     alive = 1
@@ -562,6 +650,7 @@ def plan_drafts(
             store(grammar, row, 0)
             store(report, row * N_REPORT + R_SLOT, real(-1.0))
             token = load(row_token, row)
+            plan = 0
             if (token < 0) | (token >= load(header, H_VOCAB)):
                 alive = 0  # void from here on
             if alive == 1:
@@ -573,6 +662,10 @@ def plan_drafts(
                 store(force, row, plan_force(ints, base, sequence, close_at, load(argmax, row)))
                 store(flags, row, plan_flags(ints, base, load(argmax, row)))
                 store(grammar, row, load(ints, base + HAS_GRAMMAR))
-            keep_row(row, slot, j, depth, row_token, stats, argmax, masked, ints, drafts, pending, pending_argmax)
+                plan = plan_code(ints, base)
+            keep_row(
+                row, slot, j, depth, row_token, stats, argmax, masked, ints, drafts, pending, pending_argmax,
+                pending_plan, plan,
+            )  # fmt: skip
             kept = j + 1
     return kept

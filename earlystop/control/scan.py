@@ -26,6 +26,7 @@ from earlystop.control.layout import (
     JSON_DEPTH,
     LAST_NOVELTY,
     RING,
+    RUNS,
     SENTENCE,
     T_EOS,
     T_SPECIAL,
@@ -89,9 +90,14 @@ def note_gram(
     """Counts the 4-gram that ends here, and whether the response held it before.
 
     `grams[gram_base : gram_base + gram_size]` is a direct-mapped table of keys; gram_size is a power of two.
-    An overwritten key reads as new: the error makes novelty larger, which stops later, never earlier.
+    An overwritten key reads as new: the error makes novelty larger, which stops later, never earlier. Grams over
+    a token that never reached us do not count.
     """
-    if index + 1 >= GRAM:
+    known = 1
+    for back in range(1, GRAM):
+        if load(ints, base + RING + (index - back + CYCLE_PERIODS) % CYCLE_PERIODS) < 0:
+            known = 0
+    if (index + 1 >= GRAM) & (known == 1):
         key = gram_key(ints, base, token, index, salt)
         place = gram_base + i32(key & i64(gram_size - 1))
         mark = i32((key >> 1) | 1)  # fits int32; 0 marks an empty cell
@@ -99,6 +105,13 @@ def note_gram(
         if load(grams, place) != mark:
             store(ints, base + UNIT_NEW, load(ints, base + UNIT_NEW) + 1)
             store(grams, place, mark)
+
+
+def scan_unknown(ints: Any, base: Any, index: Any) -> None:
+    """The response's token number `index` never reached us: no cycle and no tag runs over it."""
+    store(ints, base + RING + index % CYCLE_PERIODS, -1)
+    for period in range(CYCLE_PERIODS):
+        store(ints, base + RUNS + period, 0)
 
 
 def utf8_step(ints: Any, base: Any, flags: Any) -> Any:

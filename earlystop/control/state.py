@@ -106,6 +106,7 @@ class Controller:
         self.stored = ints(slots)
         self.pending = floats(slots, depth, layout.N_STATS, dtype=torch.float32)
         self.pending_argmax = ints(slots, depth, fill=layout.ARGMAX_MISSING)
+        self.pending_plan = ints(slots, depth)
         self.header = torch.tensor(tables.header(gram_size, depth), dtype=torch.int32, device=device)
         # this step
         self.events = ints(rows, depth)
@@ -211,8 +212,8 @@ class Controller:
             n,
             rows.slot, rows.local, rows.token, stats, argmax, stats if masked is None else masked,
             self.unit_similarity, self.events, self.novelty, self.committed, self.unit_slot, self.ints, self.floats,
-            self.slots, self.drafts, self.stored, self.pending, self.pending_argmax, self.force, self.flags,
-            self.grammar, self.report, self.trace, t.flags, t.symbols, t.symbol_offsets, t.costs, t.sequence,
+            self.slots, self.drafts, self.stored, self.pending, self.pending_argmax, self.pending_plan, self.force,
+            self.flags, self.grammar, self.report, self.trace, t.flags, t.symbols, t.symbol_offsets, t.costs, t.sequence,
             self.header,
         )  # fmt: skip
         return Verdict(self.force[:n], self.flags[:n], self.grammar[:n], self.report[:n], self.trace[:n])

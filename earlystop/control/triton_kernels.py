@@ -84,6 +84,7 @@ def judge_kernel(
     stored: Any,
     pending: Any,
     pending_argmax: Any,
+    pending_plan: Any,
     force: Any,
     flags: Any,
     grammar: Any,
@@ -98,8 +99,8 @@ def judge_kernel(
 ) -> None:
     judge_program(
         tl.program_id(0), n_rows, row_slot, row_local, row_token, stats, argmax, masked, similarity, events,
-        novelty, committed, unit_slot, ints, floats, scratch, drafts, stored, pending, pending_argmax, force,
-        flags, grammar, report, trace, token_flags, symbols, symbol_offsets, costs, sequence, header,
+        novelty, committed, unit_slot, ints, floats, scratch, drafts, stored, pending, pending_argmax, pending_plan,
+        force, flags, grammar, report, trace, token_flags, symbols, symbol_offsets, costs, sequence, header,
     )  # fmt: skip
 
 

@@ -40,7 +40,7 @@ TEXT: Final[dict[int, bytes]] = {
     JSON_END: b'"}',
     **{
         i: f" {word}".encode()
-        for i, word in zip(W, "red fox runs over green hills under warm sun".split(), strict=True)
+        for i, word in zip(W, ["red", "fox", "runs", "over", "green", "hills", "under", "warm", "sun"], strict=True)
     },
     E1: b"</",
     E2: b"think",
@@ -161,7 +161,7 @@ class Request:
 
     plan: the model's wish at each output position (the last word repeats); stats: what the row that samples that
     position measures; argmax: the model's likeliest token there (the plan's by default); invalid: positions whose
-    logits hold NaN; allowed, masked_top1: what a grammar permits, and the top-1 it leaves; hides: output positions whose
+    logits hold NaN; allowed, masked_top1: what a grammar permits, and the top-1 it leaves; hides: positions whose
     id stays -1 for the worker; hidden: hidden states of the row that samples the position.
     """
 
@@ -249,7 +249,7 @@ class Sim:
         self.controller = kind(tables, slots=slots, depth=depth, hidden=hidden, gram_size=gram_size)
         self.hidden = hidden
         self.depth = depth
-        self.random = random.Random(seed)
+        self.random = random.Random(seed)  # noqa: S311  (a schedule, no secret)
         self.free = list(range(slots))[::-1]
         self.running: list[Request] = []
         self.total_len = torch.zeros(slots, dtype=torch.int32)
@@ -422,6 +422,7 @@ class Sim:
             request.output.append(token)
             request.flags.append(flags)
             self.total_len[request.slot] = request.total
+            request.computed = request.total - 1
             ends = token == EOS and not request.ignore_eos and position >= request.min_end
             if ends or token in request.stop_ids.values() or len(request.output) >= request.max_tokens:
                 request.ended = "stop" if ends or token in request.stop_ids.values() else "length"
