@@ -187,6 +187,8 @@ def closing_sequence(
         return (), 0
     lead = tokenizer.encode(TRANSITION if transition is None else transition, add_special_tokens=False)
     tail = tokenizer.encode(after, add_special_tokens=False) if after else []
+    if transition is None and len(lead) + len(closing) + len(tail) > layout.CLOSE_MAX:
+        lead = []  # our own sentence, in a tokenizer that spells it by the letter: better none than half of it
     sequence = (*map(int, lead), *closing, *map(int, tail))
     if len(sequence) > layout.CLOSE_MAX:
         raise ConfigError(

@@ -41,6 +41,15 @@ def paragraphs(count: int, words: int, *, topic: int | None = None, shift: int =
     ]
 
 
+def enumeration(count: int, words: int, *, topic: int) -> list[Step]:
+    """Paragraphs of one topic in which hardly any four words ever follow each other twice: each has its own stride."""
+    return [
+        Step(token, topic=topic)
+        for number in range(count)
+        for token in (*(WORDS[(number + i * (number + 2)) % len(WORDS)] for i in range(words)), _LINE)
+    ]
+
+
 SCRIPTS: Final[Mapping[str, Script]] = {
     # Plain text, no thinking.
     "short": Script([*WORDS[:8], IDS["period"], _EOS]),
@@ -48,7 +57,7 @@ SCRIPTS: Final[Mapping[str, Script]] = {
     "fresh": Script([*paragraphs(20, 19), _EOS]),
     "loop": Script([*paragraphs(3, 19), *paragraphs(30, 19, topic=1, shift=0), _EOS]),
     # New words throughout although the hidden states look alike: an enumeration, which must be left whole.
-    "enumeration": Script([*paragraphs(25, 19, topic=2, shift=11), _EOS]),
+    "enumeration": Script([*enumeration(25, 19, topic=2), _EOS]),
     "sure": Script([*(Step(word, gap=gap_for(0.97)) for word in WORDS), _EOS]),
     "unsure": Script([*(Step(word, gap=gap_for(0.2)) for word in WORDS), *(Step(w, gap=gap_for(0.02)) for w in WORDS)]),
     # Reasoning: however the block is closed, the answer follows.

@@ -40,7 +40,7 @@ def in_engine(llm: Any, prompts: list[Any], sampling: Any, policies: Any) -> lis
     from vllm.sampling_params import StructuredOutputsParams
 
     import earlystop
-    from earlystop.bus import recall
+    from earlystop.bus import default_endpoint, recall
 
     sampling = sampling if isinstance(sampling, list) else [sampling] * len(prompts)
     policies = policies if isinstance(policies, list) else [policies] * len(prompts)
@@ -56,7 +56,7 @@ def in_engine(llm: Any, prompts: list[Any], sampling: Any, policies: Any) -> lis
     prompts = [{"prompt_token_ids": p} if isinstance(p, list) else p for p in prompts]
     outputs = llm.generate(prompts, params, use_tqdm=False)
     opted_in = any(policy is not None for policy in policies)
-    signals = recall() if opted_in else []
+    signals = recall(default_endpoint()) if opted_in else []
     summaries = earlystop.summarize(outputs, signals)
     found = []
     for output, one in zip(outputs, params, strict=True):
