@@ -11,7 +11,7 @@ CPU replay gives the GPU's verdict to the bit.
 
 N_REASONS = 24  # StopReason codes fit in here; one stop token id per code
 CYCLE_PERIODS = 64  # longest period that rule 7 looks for, and the length of the token ring
-CLOSE_MAX = 64  # longest closing sequence
+CLOSE_MAX = 128  # longest closing sequence
 
 # --- ints: policy (host-written) ------------------------------------------------------------------
 (
@@ -135,6 +135,7 @@ PHASE_RUN, PHASE_ENDING, PHASE_CLOSING, PHASE_ANSWERING, PHASE_DONE = 0, 1, 2, 3
 FINISH_AUTO, FINISH_CLOSE, FINISH_END = 0, 1, 2
 CLOSE_NONE, CLOSE_THINKING, CLOSE_STOP = 0, 1, 2
 LINE_FRESH, LINE_TEXT, LINE_DIGITS, LINE_HASHES, LINE_RULE, LINE_TICKS, LINE_HEADING = 0, 1, 2, 3, 4, 5, 6
+LINE_NUMBERED = 7  # after the "1." or "1)" of a list
 
 # What one committed token did to the text (int32 bits; traces record them).
 E_THINK = 1  # counts as a thinking token
