@@ -63,9 +63,7 @@ def test_nothing_is_forced_into_a_tool_call(scripted_engine: Engine, scripted: S
 
 
 @pytest.mark.parametrize("key", ["a4_reentry_forced", "a4_reentry_natural"])
-def test_a_second_block_counts_into_the_same_budget(
-    scripted_engine: Engine, scripted: ScriptedModel, key: str
-) -> None:
+def test_a_second_block_counts_into_the_same_budget(scripted_engine: Engine, scripted: ScriptedModel, key: str) -> None:
     """A4: re-entry is seen; thinking stays within the response's budget, and the spent budget closes at once."""
     (out,) = run(scripted_engine, [scripted.prompt(key)], {**GREEDY, "max_tokens": 60}, budget=4, grace=0)
     thinking, inside = 0, True

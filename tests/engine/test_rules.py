@@ -75,9 +75,7 @@ def test_an_invalid_row_ends_its_request_as_an_error(
     assert good["token_ids"] == scripted.expected("short")
 
 
-def test_a_plain_request_beside_opted_in_ones_is_untouched(
-    scripted_engine: Engine, scripted: ScriptedModel
-) -> None:
+def test_a_plain_request_beside_opted_in_ones_is_untouched(scripted_engine: Engine, scripted: ScriptedModel) -> None:
     """Greedy and seeded neighbours of a stopping request give the tokens that they give alone."""
     seeded = {"temperature": 1.0, "seed": 11, "max_tokens": 12}
     greedy = {"temperature": 0.0, "max_tokens": 12}
@@ -86,7 +84,11 @@ def test_a_plain_request_beside_opted_in_ones_is_untouched(
         scripted_engine,
         [
             (scripted.prompt("unsure"), seeded, None),
-            (scripted.prompt("endless"), GREEDY, {"policy": "classic", "budget_scope": "response", "budget": 5, "grace": 0}),
+            (
+                scripted.prompt("endless"),
+                GREEDY,
+                {"policy": "classic", "budget_scope": "response", "budget": 5, "grace": 0},
+            ),
             (scripted.prompt("short"), greedy, None),
         ],
     )

@@ -64,6 +64,13 @@ SCRIPTS: Final[Mapping[str, Script]] = {
     "reasons": Script([*WORDS[:30], _CLOSE], prompt=[_THINK], answer=_ANSWER),
     "reasons_long": Script([*paragraphs(40, 19)], prompt=[_THINK], answer=_ANSWER),
     "reasons_for_ever": Script([*paragraphs(40, 19)], prompt=[_THINK]),
+    # A prompt that a small chunk splits many times, with a thinking block open at its end.
+    "long_prompt": Script(
+        [*paragraphs(8, 19)], prompt=[*(WORDS[i * 5 % 73] for i in range(200)), _THINK], answer=_ANSWER
+    ),
+    # Repeats itself at once, so that n-gram drafts are found and accepted.
+    "drafted": Script([WORDS[i % 5] for i in range(400)]),
+    "drafted_thinking": Script([WORDS[i % 5] for i in range(400)], prompt=[_THINK], answer=_ANSWER),
     # Numbers that are none.
     "nan": Script([*WORDS[:4], Step(WORDS[4], fill=math.nan), *WORDS[5:9], _EOS]),
     "one_nan": Script([*WORDS[:4], Step(WORDS[4], logits={WORDS[9]: math.nan}), *WORDS[5:9], _EOS]),
