@@ -41,6 +41,8 @@ from earlystop.control.layout import (
     UNIT_STRICT,
     UNIT_TOKENS,
     UTF8_NEED,
+    Y_NEWLINE,
+    Y_SPACE,
 )
 from earlystop.control.portable import cycle_step, f64, i32, i64, load, real, store
 from earlystop.control.text import fresh_text, text_symbol
@@ -148,14 +150,17 @@ def end_unit(ints: Any, base: Any, floats: Any, fbase: Any) -> Any:
 def scan_text(ints: Any, base: Any, token: Any, symbols: Any, symbol_offsets: Any) -> Any:
     """Runs the token's symbols through the text automaton; returns boundary bits of the whole token.
 
-    A place is safe only if the token ends there: ". The" is past it.
+    A place is safe only if the token ends there: ". The" is past it; white space behind it is not.
     """
     bits = 0
     begin = load(symbol_offsets, token)
     end = load(symbol_offsets, token + 1)
     for at in range(begin, end):
-        last = text_symbol(ints, base, load(symbols, at))
-        bits = (bits & E_UNIT) | last
+        symbol = load(symbols, at)
+        last = text_symbol(ints, base, symbol)
+        if (symbol != Y_SPACE) & (symbol != Y_NEWLINE):
+            bits = bits & E_UNIT
+        bits = bits | last
     sentence = load(ints, base + SENTENCE)
     if sentence == 1:
         bits = bits | E_SENTENCE

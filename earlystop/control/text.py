@@ -25,6 +25,7 @@ from earlystop.control.layout import (
     LINE_FRESH,
     LINE_HASHES,
     LINE_HEADING,
+    LINE_NUMBERED,
     LINE_RULE,
     LINE_TEXT,
     LINE_TICKS,
@@ -51,7 +52,7 @@ from earlystop.control.layout import (
     Y_STOP,
     Y_TICK,
 )
-from earlystop.control.portable import load, store
+from earlystop.control.portable import i32, load, store
 
 
 def json_symbol(ints: Any, base: Any, symbol: Any) -> Any:
@@ -102,11 +103,12 @@ def maybe_json(ints: Any, base: Any, symbol: Any) -> None:
 
 
 def tick_symbol(ints: Any, base: Any) -> Any:
-    """One backtick; three at the start of a line open or close a fence."""
+    """One backtick; three at the start of a line, or behind a list's mark, open or close a fence."""
     bits = 0
     ticks = load(ints, base + TICKS) + 1
     store(ints, base + TICKS, ticks)
-    if load(ints, base + LINE) == LINE_FRESH:
+    line = load(ints, base + LINE)
+    if (line == LINE_FRESH) | (line == LINE_RULE) | (line == LINE_NUMBERED):
         store(ints, base + LINE, LINE_TICKS)
     if (ticks == 3) & (load(ints, base + LINE) == LINE_TICKS):
         store(ints, base + LINE, LINE_TEXT)
@@ -121,10 +123,13 @@ def tick_symbol(ints: Any, base: Any) -> Any:
 def newline_symbol(ints: Any, base: Any) -> Any:
     """A line break; returns E_LINE and, after a blank line, a heading or a rule, E_UNIT.
 
-    A blank line is a safe place unless what came before it announces something (a colon, a heading).
+    A blank line is a safe place unless what came before it announces something (a colon, a heading). Code has
+    comments, no headings.
     """
     bits = E_LINE
     line = load(ints, base + LINE)
+    if (load(ints, base + FENCE) == 1) & (line != LINE_FRESH):
+        line = i32(LINE_TEXT)
     if line == LINE_FRESH:
         bits = bits | E_UNIT
         if load(ints, base + DANGLING) == 0:
@@ -161,10 +166,17 @@ def line_symbol(ints: Any, base: Any, symbol: Any) -> None:
     elif line == LINE_RULE:
         if symbol == Y_RULE:
             store(ints, base + MARKS, load(ints, base + MARKS) + 1)
+        elif symbol == Y_DIGIT:
+            line = LINE_DIGITS
         elif symbol != Y_SPACE:
             line = LINE_TEXT
     elif line == LINE_DIGITS:
-        if symbol != Y_DIGIT:
+        if (symbol == Y_STOP) | (symbol == Y_CLOSER):
+            line = LINE_NUMBERED
+        elif symbol != Y_DIGIT:
+            line = LINE_TEXT
+    elif line == LINE_NUMBERED:
+        if symbol != Y_SPACE:
             line = LINE_TEXT
     elif line == LINE_TICKS:
         line = LINE_TEXT
@@ -174,26 +186,28 @@ def line_symbol(ints: Any, base: Any, symbol: Any) -> None:
 def sentence_symbol(ints: Any, base: Any, symbol: Any) -> None:
     """Moves the sentence state on by one symbol; must run before `line_symbol`.
 
-    "3." at the start of a line numbers it, a lone letter before a full stop abbreviates ("e.g.", "J. S."),
-    `a.b` inside inline code is code: none of these ends a sentence.
+    "3." at the start of a line or heading numbers it, a lone letter before a full stop abbreviates ("e.g.",
+    "J. S."), `a.b` inside inline code is code: none of these ends a sentence. A quote, bracket or mark of bold
+    text behind the terminator belongs to it, unless a line break lies between.
     """
     sentence = 0
     before = load(ints, base + SENTENCE)
     word = load(ints, base + WORD)
     if load(ints, base + INLINE) == 0:
         if symbol == Y_STOP:
-            numbered = load(ints, base + LINE) == LINE_DIGITS
-            ended = (word >= 2) | (load(ints, base + DIGITS) == 1) | (before > 0)
+            digits_before = load(ints, base + DIGITS) == 1
+            line = load(ints, base + LINE)
+            numbered = (line == LINE_DIGITS) | ((line == LINE_HEADING) & digits_before)
+            ended = (word != 1) | digits_before | (before > 0)
             if ended & (numbered == 0):
                 sentence = 1
         elif symbol == Y_EXCLAIM:
             sentence = 1
         elif symbol == Y_FULLSTOP:
             sentence = 2
-        elif (symbol == Y_CLOSER) | (symbol == Y_QUOTE):
-            sentence = before
-        elif (symbol == Y_RULE) & (before == 1):
-            sentence = 1  # the closing marks of bold or italic text
+        elif (symbol == Y_CLOSER) | (symbol == Y_QUOTE) | (symbol == Y_RULE):
+            if load(ints, base + LINE) != LINE_FRESH:
+                sentence = before
         elif (symbol == Y_NEWLINE) & (before > 0):
             sentence = 2  # the line break confirms it
     store(ints, base + SENTENCE, sentence)
@@ -230,18 +244,18 @@ def text_symbol(ints: Any, base: Any, symbol: Any) -> Any:
             if symbol == Y_BRACKET:
                 kind = 2
             store(ints, base + JSON_TRY, kind)
-    sentence_symbol(ints, base, symbol)
-    if symbol == Y_TICK:
-        bits = bits | tick_symbol(ints, base)
-    else:
+    if symbol != Y_TICK:
         ticks = load(ints, base + TICKS)
         if (ticks > 0) & (ticks < 3) & (load(ints, base + FENCE) == 0):
             store(ints, base + INLINE, 1 - load(ints, base + INLINE))
         store(ints, base + TICKS, 0)
-        if symbol == Y_NEWLINE:
-            bits = bits | newline_symbol(ints, base)
-        else:
-            line_symbol(ints, base, symbol)
+    sentence_symbol(ints, base, symbol)
+    if symbol == Y_TICK:
+        bits = bits | tick_symbol(ints, base)
+    elif symbol == Y_NEWLINE:
+        bits = bits | newline_symbol(ints, base)
+    else:
+        line_symbol(ints, base, symbol)
     return bits
 
 
