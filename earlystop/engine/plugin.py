@@ -48,7 +48,7 @@ class EarlyStopLogitsProcessor(V1Interface, V2Interface):
             else:
                 from earlystop.engine.rows_v1 import V1Rows
 
-                self._rows = V1Rows(vllm_config, second, self)
+                self._rows = V1Rows(vllm_config, second)
             _working.add(self)
         except Exception:
             logger.exception("earlystop is inert: it could not start under this engine")

@@ -2,14 +2,16 @@
 
 vLLM gives V2 processors views of the tensors of the runner's `RequestState`, which also knows the ids; it is
 found once, at construction, among the live objects. V1's `InputBatch` does not exist yet when its processors
-are built; it is found at the first opted-in request. Where nothing is found, signals carry no request id, and
-everything else works.
+are built, and later vLLM freezes the heap (`gc.freeze`), which hides it from a search; but it is the caller of
+`update_state`. Where nothing is found, signals carry no request id, and everything else works.
 """
 
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 RequestIds = Callable[[int], str | None]
@@ -31,18 +33,20 @@ def v2_request_ids(req_states: Any) -> RequestIds | None:
     return None if ids is None else ids.get
 
 
-def v1_request_ids(processor: object) -> Callable[[int], str | None] | None:
-    """Ids of V1's batch rows, from the `InputBatch` whose processors include this one."""
+def v1_request_ids() -> RequestIds:
+    """Ids of V1's batch rows, from the `InputBatch` that called `update_state`; asked from within that call, once."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if type(owner).__name__ == "InputBatch":
+            return _of_batch(owner)
+        frame = frame.f_back
+    return lambda _row: None
 
-    def holds(batch: Any) -> bool:
-        return any(member is processor for member in batch.logitsprocs.all)
 
-    owner = live("InputBatch", holds)
-    if owner is None:
-        return None
-
+def _of_batch(batch: Any) -> RequestIds:
     def request_id(row: int) -> str | None:
-        ids = owner.req_ids
+        ids = batch.req_ids
         return ids[row] if row < len(ids) else None
 
     return request_id

@@ -11,6 +11,7 @@ from earlystop.control.state import Rows, Start
 from earlystop.engine.compat import logger
 from earlystop.engine.processor import Processor
 from earlystop.engine.requests import RequestIds, v1_request_ids
+from earlystop.engine.tap import TAP
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -26,10 +27,9 @@ class V1Rows:
     `slot_of_row` follows the batch. Output tokens are lists that vLLM keeps up to date.
     """
 
-    def __init__(self, vllm_config: VllmConfig, device: torch.device, owner: object) -> None:
+    def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         slots = vllm_config.scheduler_config.max_num_seqs
         self.device = device
-        self._owner = owner
         self._ids: RequestIds | None = None
         self._row_being_added = 0
         self.processor = Processor(
@@ -40,6 +40,7 @@ class V1Rows:
         self.outputs: list[list[int]] = [[] for _ in range(slots)]
         self.prompt_len = np.zeros(slots, np.int32)
         self.total_len = np.zeros(slots, np.int32)
+        self._zeros = torch.zeros(slots, dtype=torch.int32, device=device)
         if vllm_config.scheduler_config.async_scheduling:
             logger.warning(
                 "V1 with asynchronous scheduling never shows token ids to a plugin: only length budgets bind. Start "
@@ -49,8 +50,8 @@ class V1Rows:
     def _request_id(self, _slot: int) -> str | None:
         """Asked while `update_state` admits a row; the row, not the slot, is what `InputBatch` knows."""
         if self._ids is None:
-            self._ids = v1_request_ids(self._owner)
-        return None if self._ids is None else self._ids(self._row_being_added)
+            self._ids = v1_request_ids()
+        return self._ids(self._row_being_added)
 
     # --- the batch --------------------------------------------------------------------------------
 
@@ -81,6 +82,8 @@ class V1Rows:
             else:
                 self._release(target)
                 table[target], table[source] = table[source], -1
+        if not (self.slot_of_row >= 0).any():
+            TAP.rest()
         self._begin(started)
 
     def _release(self, row: int) -> None:
@@ -121,16 +124,14 @@ class V1Rows:
         opted_in = np.nonzero(table >= 0)[0]
         if opted_in.size == 0 or not self.processor.active[table[opted_in]].any():
             return logits
-        tokens = np.full(table.shape[0], PLACEHOLDER, np.int32)
-        for row in opted_in:
-            slot = table[row]
-            output = self.outputs[slot]
-            if output:
-                tokens[row] = output[-1]
-            self.total_len[slot] = self.prompt_len[slot] + len(output)
+        n, slots = table.shape[0], table[opted_in]
+        outputs = [self.outputs[slot] for slot in slots.tolist()]
+        tokens = np.full(n, PLACEHOLDER, np.int32)
+        tokens[opted_in] = [output[-1] if output else PLACEHOLDER for output in outputs]
+        self.total_len[slots] = self.prompt_len[slots] + np.fromiter(map(len, outputs), np.int32, len(outputs))
         rows = Rows(
             slot=self._upload(table),
-            local=self._upload(np.zeros(table.shape[0], np.int32)),
+            local=self._zeros[:n],
             pos=self._upload(self.total_len[table] - 1),
             token=self._upload(tokens),
             total_len=self._upload(self.total_len),

@@ -17,7 +17,7 @@ from vllm.model_executor.layers.logits_processor import LogitsProcessor as Logit
 from earlystop.engine.compat import V1_DROPS_PROCESSORS, logger
 from earlystop.kernels.stats import Stats, alloc_stats, logit_stats
 
-MISSES_UNTIL_OFF = 64  # forwards in a row without an opted-in row, after which nothing is measured
+MISSES_UNTIL_OFF = 16  # forwards in a row without an opted-in row, after which nothing is measured
 
 
 class Tapped(NamedTuple):
@@ -56,6 +56,11 @@ class Tap:
         """An opted-in request is running: measure from the next forward on."""
         self.wanted = True
         self._misses = 0
+
+    def rest(self) -> None:
+        """No opted-in request is left: measure nothing until one comes."""
+        self.wanted = False
+        self.drop()
 
     def drop(self) -> None:
         """Forgets the last measurement, and with it the reference to the hidden states."""
