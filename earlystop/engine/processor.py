@@ -87,7 +87,9 @@ class Processor:
         self.faults = 0
         self.broken = False
         publishes = self._publishes(vllm_config)
-        self.reporter = Reporter(self.config.bus, slots=slots, device=device, dp_rank=parallel.data_parallel_rank)
+        self.reporter = Reporter(
+            self.config.bus, slots=slots, depth=depth, device=device, dp_rank=parallel.data_parallel_rank
+        )
         if not publishes:
             self.reporter.mute()
         TAP.install(self.tables.ending, self.served.vocab_size, slots * depth)

@@ -1,13 +1,15 @@
 """From the device's reports to signals on the bus, off the sampler's path.
 
-The sampler copies a step's reports to pinned memory and goes on; a thread waits for the copy, turns reports
-into records, and hands them to the outlet. Reports are cumulative, and carry the slot's admission counter:
+The sampler copies a step's reports to memory of ours (pinned where they come from a GPU) and goes on; a thread
+waits for the copy, turns reports into records, and hands them to the outlet. It is woken for news only: it shares
+the interpreter with the sampler. Reports are cumulative, and carry the slot's admission counter:
 a recycled slot cannot speak for its former owner.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +25,8 @@ from earlystop.request_ids import external_id
 from earlystop.resolved import Resolved
 from earlystop.signals import Kind, Signal, StopReason
 
+_PAUSE_S = 0.05  # the thread looks after so long, also without news
+_ROOMS, _ROOMS_KEPT = 4, 64  # steps whose memory is there from the start, and is kept for the next at most
 _IDLE_S = 1.0  # after so long a silence the last word is sent; longer than a step, or each would be flushed
 _NEWS = ~(layout.O_ACTIVE)
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -42,7 +46,8 @@ class Owner:
     announced: bool = False
     invalid: bool = False
     told: float = -1.0
-    latest: Array | None = None
+    slot: int = -1
+    epoch: int = -1
     trace: list[Array] = field(default_factory=list)
     traced: int = 0
 
@@ -68,31 +73,47 @@ class Owner:
         return None if self.request_id is None else external_id(self.request_id)[1]
 
 
+class _Room:
+    """Memory for one step's reports; made at the start and used again, since pinning memory stops the device."""
+
+    def __init__(self, rows: int, depth: int, on_gpu: bool) -> None:
+        self.report = torch.empty(rows, layout.N_REPORT, dtype=torch.float64, pin_memory=on_gpu)
+        self.trace = torch.empty(rows, depth, layout.N_TRACE, dtype=torch.float64, pin_memory=on_gpu)
+        # A blocking event lets the waiting thread sleep instead of spinning on a core.
+        self.done = torch.cuda.Event(blocking=True) if on_gpu else None  # type: ignore[no-untyped-call]
+        self.rows = 0
+        self.traced = False
+
+
 class Reporter:
     """Takes the reports of every step; the thread publishes them.
 
     Args:
         bus: where to.
         slots: most requests at a time.
+        depth: most logits rows of a request.
         device: where the reports come from.
         dp_rank: data-parallel rank, part of the endpoint.
     """
 
-    def __init__(self, bus: BusConfig, *, slots: int, device: torch.device, dp_rank: int = 0) -> None:
+    def __init__(self, bus: BusConfig, *, slots: int, depth: int, device: torch.device, dp_rank: int = 0) -> None:
         self._bus = bus
         self._dp_rank = dp_rank
         self._on_gpu = device.type != "cpu"
         self._queue: deque[tuple[Any, ...]] = deque()
         self._wake = threading.Event()
         self._lock = threading.Lock()
-        self._owners: dict[tuple[int, int], Owner] = {}
-        self._observing = 0
-        self._current: dict[int, int] = {}
+        self._owners: dict[int, Owner] = {}  # by slot
+        self._observing: set[int] = set()
+        self._latest = np.full((slots, layout.N_REPORT), np.nan)
+        self._unfinished = False
+        self._last_step = 0.0
         self._outlet: Outlet | None = None
         self._thread: threading.Thread | None = None
         self._muted = False
         self._closed = False
-        self.slots = slots
+        self._size = (slots * depth, depth)
+        self._free = deque(_Room(*self._size, self._on_gpu) for _ in range(_ROOMS))
 
     def mute(self) -> None:
         """This rank decides but does not publish."""
@@ -104,29 +125,29 @@ class Reporter:
         """A request takes a slot."""
         if self._muted:
             return
-        self._queue.append(("own", slot, epoch, owner))
+        owner.slot, owner.epoch = slot, epoch
+        (self._observing.add if owner.observe else self._observing.discard)(slot)
+        self._queue.append(("own", owner))
         if self._thread is None:
             self._start()
 
     def push(self, report: torch.Tensor, trace: torch.Tensor) -> None:
-        """A step's reports [rows, N_REPORT] and traces [rows, depth, N_TRACE]; returns at once.
-
-        On a GPU the copies go to fresh pinned memory (its allocator recycles a block only once the copy's event
-        has passed); on a CPU they are plain copies of a few hundred bytes a row.
-        """
+        """A step's reports [rows, N_REPORT] and traces [rows, depth, N_TRACE]; returns at once."""
         if self._muted:
             return
-        if self._on_gpu:
-            held = torch.empty(report.shape, dtype=report.dtype, pin_memory=True)
-            held.copy_(report, non_blocking=True)
-            traced = torch.empty(trace.shape, dtype=trace.dtype, pin_memory=True)
-            traced.copy_(trace, non_blocking=True)
-            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            done.record()
-            self._queue.append(("step", held, traced, done))
-        else:
-            self._queue.append(("step", report.clone(), trace.clone(), None))
-        self._wake.set()
+        self._last_step = time.monotonic()
+        room = self._free.pop() if self._free else _Room(*self._size, self._on_gpu)
+        room.rows = rows = report.shape[0]
+        room.traced = bool(self._observing)
+        room.report[:rows].copy_(report, non_blocking=True)
+        if room.traced:
+            room.trace[:rows].copy_(trace, non_blocking=True)
+        if room.done is not None:
+            room.done.record()
+        self._queue.append(("step", room))
+        # On a GPU nobody knows here what the reports say.
+        if room.done is not None or _tells(room.report[:rows].numpy()):
+            self._wake.set()
 
     def error(self, stage: str, error: Exception, slot: int | None) -> None:
         """A fault of ours."""
@@ -145,11 +166,11 @@ class Reporter:
     def _run(self) -> None:
         self._outlet = Outlet(self._bus, dp_rank=self._dp_rank, flush=self.flush)
         while not self._closed:
-            fired = self._wake.wait(_IDLE_S)
+            self._wake.wait(_PAUSE_S)
             self._wake.clear()
             try:
                 self._drain()
-                if not fired:
+                if self._unfinished and time.monotonic() - self._last_step > _IDLE_S:
                     self._flush_idle()
             except Exception:
                 logger.exception("earlystop could not publish its signals")
@@ -171,14 +192,11 @@ class Reporter:
             while self._queue:
                 item = self._queue.popleft()
                 if item[0] == "own":
-                    _, slot, epoch, owner = item
-                    self._take_over(slot, epoch, owner, out)
+                    self._take_over(item[1], out)
                 elif item[0] == "error":
                     out.extend(self._error_signals(*item[1:]))
                 else:
-                    if item[3] is not None:
-                        item[3].synchronize()
-                    self._step(item[1].numpy(), item[2].numpy(), out)
+                    self._step(item[1], out)
             self._send(out)
 
     def _send(self, signals: list[Signal]) -> None:
@@ -188,12 +206,13 @@ class Reporter:
     def _flush_idle(self) -> None:
         with self._lock:
             out: list[Signal] = []
+            self._unfinished = False
             for owner in self._owners.values():
                 self._finish(owner, out)
             self._send(out)
 
-    def _take_over(self, slot: int, epoch: int, owner: Owner, out: list[Signal]) -> None:
-        former = self._owners.pop((slot, self._current.get(slot, -1)), None)
+    def _take_over(self, owner: Owner, out: list[Signal]) -> None:
+        former = self._owners.pop(owner.slot, None)
         if former is not None:
             self._finish(former, out)
         back = next(
@@ -203,31 +222,43 @@ class Reporter:
             owner.reason, owner.closed = back.reason, back.closed
             owner.traced, owner.trace = back.traced, back.trace
             owner.announced = True
-        self._current[slot] = epoch
-        self._owners[slot, epoch] = owner
+        self._owners[owner.slot] = owner
+
+    def _latest_of(self, owner: Owner) -> Array | None:
+        row: Array = self._latest[owner.slot]
+        return row if row[layout.R_EPOCH] == owner.epoch else None
 
     def _finish(self, owner: Owner, out: list[Signal]) -> None:
         """The last word, as far as the worker can have one: the rest of the trace, and progress if it moved."""
-        if owner.latest is None:
+        latest = self._latest_of(owner)
+        if latest is None:
             return
         if owner.trace:
             out.append(self._trace_signal(owner))
-        if owner.latest[layout.R_TOKENS] != owner.told:
-            out.append(self._record(owner, Kind.PROGRESS, owner.latest, None))
+        if latest[layout.R_TOKENS] != owner.told:
+            out.append(self._record(owner, Kind.PROGRESS, latest, None))
 
-    def _step(self, report: Array, trace: Array, out: list[Signal]) -> None:
-        for r in np.nonzero(report[:, layout.R_SLOT] >= 0)[0]:
-            row = report[r]
-            key = (int(row[layout.R_SLOT]), int(row[layout.R_EPOCH]))
-            owner = self._owners.get(key)
-            if owner is None:
+    def _step(self, room: _Room, out: list[Signal]) -> None:
+        if room.done is not None:
+            room.done.synchronize()
+        self._unfinished = True
+        whole: Array = room.report[: room.rows].numpy()
+        rows = np.nonzero(whole[:, layout.R_SLOT] >= 0)[0]
+        reports = whole[rows]
+        self._latest[reports[:, layout.R_SLOT].astype(np.int64)] = reports
+        bits = reports[:, layout.R_BITS].astype(np.int64)
+        telling = (bits & _NEWS) != 0
+        for k in range(len(rows)) if room.traced else np.nonzero(telling)[0]:
+            row = reports[k]
+            owner = self._owners.get(int(row[layout.R_SLOT]))
+            if owner is None or row[layout.R_EPOCH] != owner.epoch:
                 continue
-            owner.latest = row
-            bits = int(row[layout.R_BITS])
             if owner.observe:
-                owner.trace.extend(trace[r, : int(row[layout.R_COMMITTED])].copy())
-            if bits & _NEWS:
-                self._news(owner, row, bits, out)
+                owner.trace.extend(room.trace[rows[k], : int(row[layout.R_COMMITTED])].numpy().copy())
+            if telling[k]:
+                self._news(owner, row, int(bits[k]), out)
+        if len(self._free) < _ROOMS_KEPT:
+            self._free.append(room)
 
     def _news(self, owner: Owner, row: Array, bits: int, out: list[Signal]) -> None:
         reason = StopReason.from_code(int(row[layout.R_REASON]))
@@ -297,7 +328,7 @@ class Reporter:
         columns = np.stack(owner.trace).T
         begin, owner.traced = owner.traced, owner.traced + len(owner.trace)
         owner.trace = []
-        latest = owner.latest
+        latest = self._latest_of(owner)
         assert_latest = [] if latest is None else latest[layout.R_NEXT :].tolist()
         names = ("token", "top1", "entropy", "margin_think", "margin_eos", "argmax", "event", "similarity", "novelty")
         whole = {"token", "argmax", "event"}
@@ -309,10 +340,16 @@ class Reporter:
         return Signal(id=owner.stream, index=owner.index, kind=Kind.TRACE, data=data)
 
     def _error_signals(self, stage: str, text: str, slot: int | None) -> list[Signal]:
-        keys = [key for key in self._owners if slot is None or key[0] == slot]
+        keys = [key for key in self._owners if slot is None or key == slot]
         data = {"stage": stage, "error": text}
         named = [
             Signal(id=o.stream, index=o.index, kind=Kind.ERROR, data={**o.base, **data})
             for o in (self._owners[key] for key in keys)
         ]
         return named or [Signal(id="", kind=Kind.ERROR, data=data)]
+
+
+def _tells(report: Array) -> bool:
+    """Whether a report holds anything but cumulative counters."""
+    bits = report[report[:, layout.R_SLOT] >= 0, layout.R_BITS].astype(np.int64)
+    return bool((bits & _NEWS).any())
