@@ -168,3 +168,32 @@ def refuse_untested() -> None:
         raise IncompatibleEngineError(reason)
     if compat.disabled():
         raise IncompatibleEngineError("EARLYSTOP_DISABLE=1 makes earlystop inert: unset it, or use --policy off")
+
+
+def machine() -> dict[str, Any]:
+    """What vLLM sees here: the device in words, and whether Triton has a working driver."""
+    from vllm.platforms import current_platform
+    from vllm.triton_utils import HAS_TRITON
+
+    device = str(current_platform.device_type) or "none that vLLM knows"
+    if current_platform.is_cuda_alike():
+        device = f"{current_platform.get_device_name(0)}, {device}"
+    elif device == "cpu":
+        device = f"CPU, {os.cpu_count()} cores, no GPU"
+    return {"device": device, "has_triton": bool(HAS_TRITON)}
+
+
+def plugin_classes() -> dict[str, list[str]]:
+    """Our classes that each of vLLM's two loaders takes, by model runner."""
+    from vllm.v1.sample import logits_processor as v1
+    from vllm.v1.worker.gpu.sample.logits_processor import loader as v2
+
+    loaders = {"V1": v1._load_logitsprocs_plugins, "V2": v2._load_v2_logitsprocs_plugins}
+    found: dict[str, list[str]] = {}
+    for runner, load in loaders.items():
+        try:
+            classes = load()
+        except Exception:  # the loader refuses somebody's class, perhaps ours
+            classes = []
+        found[runner] = [c.__qualname__ for c in classes if c.__module__.startswith("earlystop.")]
+    return found
