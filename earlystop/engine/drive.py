@@ -260,7 +260,7 @@ class Driver:
                 params = type(params)(**{name: getattr(params, name) for name in params.__struct_fields__})
         self._count += 1
         request_id = f"run-{self._count}"
-        self._llm.llm_engine.add_request(request_id, {"prompt_token_ids": ids}, params)
+        self._llm.llm_engine.add_request(request_id, {"type": "token", "prompt_token_ids": ids}, params)
         return request_id, _Running(prompt=prompt, stream=stream, prompt_ids=ids, began=time.monotonic())
 
     def _encode(self, prompt: Prompt) -> list[int]:
