@@ -9,7 +9,7 @@ from earlystop.config import Config, load_config
 from earlystop.engine import compat
 from earlystop.engine.commands import Command
 from earlystop.engine.compat import V1_DROPS_PROCESSORS
-from earlystop.engine.requests import live
+from earlystop.engine.requests import in_call_stack
 from earlystop.errors import ConfigError
 from earlystop.policy import Policy
 from earlystop.profile import Profile
@@ -26,10 +26,17 @@ def configuration() -> tuple[Config, dict[str, Profile]]:
     return config, config.load_profiles()
 
 
-@cache
+_served: list[Any] = []
+
+
 def served_config() -> Any | None:
-    """This process's `VllmConfig`. vLLM does not hand it to `validate_params`, so the live one is looked up, once."""
-    return live("VllmConfig", lambda _: True)
+    """This process's `VllmConfig`: vLLM does not hand it to `validate_params`, but its caller holds it."""
+    if not _served:
+        found = in_call_stack(lambda names: getattr(names.get("self"), "vllm_config", None))
+        if found is None:
+            return None
+        _served.append(found)
+    return _served[0]
 
 
 def profiles_elsewhere() -> bool:

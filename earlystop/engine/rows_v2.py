@@ -33,7 +33,7 @@ class V2Rows:
             slots=req_states.max_num_reqs,
             depth=drafts + 1,
             device=req_states.device,
-            request_id_of=v2_request_ids(req_states),
+            request_id_of=v2_request_ids(),
         )
         self._started: list[int] = []
 

@@ -62,6 +62,7 @@ def test_preempted_requests_keep_budget_and_close(
         additional_config=config("Considering the time I answer now. That is all there is to say."),
         block_size=16,
         num_gpu_blocks_override=14,
+        max_model_len=192,
         max_num_seqs=6,
         enable_prefix_caching=False,
     )
@@ -250,9 +251,12 @@ def test_a_bad_key_is_refused_by_name_and_the_engine_serves_on(
 
 
 @pytest.mark.slow
-def test_two_tensor_parallel_ranks_decide_alike(make_engine: Callable[..., Engine], smollm2: Path) -> None:
-    """B13: every rank samples for itself; a rank that decided otherwise would hang or fork the first step."""
-    engine = make_engine(smollm2, runner="v1", tensor_parallel_size=2, distributed_executor_backend="mp")
+def test_tensor_parallel_ranks_decide_alike(make_engine: Callable[..., Engine], smollm2: Path) -> None:
+    """B13: every rank samples for itself; one that decided otherwise would hang or fork the first step.
+
+    Three ranks, because SmolLM2 has nine attention heads.
+    """
+    engine = make_engine(smollm2, runner="v1", tensor_parallel_size=3, distributed_executor_backend="mp")
     prompts = ["Tell me a long story.", "Explain how rain forms."]
     outs = run(engine, prompts, {"temperature": 0.0, "max_tokens": 40, "ignore_eos": False}, budget=12, grace=8)
     for out in outs:
