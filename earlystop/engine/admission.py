@@ -26,17 +26,9 @@ def configuration() -> tuple[Config, dict[str, Profile]]:
     return config, config.load_profiles()
 
 
-_served: list[Any] = []
-
-
 def served_config() -> Any | None:
-    """This process's `VllmConfig`: vLLM does not hand it to `validate_params`, but its caller holds it."""
-    if not _served:
-        found = in_call_stack(lambda names: getattr(names.get("self"), "vllm_config", None))
-        if found is None:
-            return None
-        _served.append(found)
-    return _served[0]
+    """The engine's `VllmConfig`: vLLM does not hand it to `validate_params`, but its caller holds it."""
+    return in_call_stack(lambda names: getattr(names.get("self"), "vllm_config", None))
 
 
 def profiles_elsewhere() -> bool:
