@@ -119,5 +119,12 @@ def triton_namespace() -> dict[str, Any]:
     namespace |= {"tl": tl, "range": range, "Any": tl.tensor}
     rebind(triton.jit, namespace)
     for kernel in triton_kernels.KERNELS:
-        namespace[kernel.__name__] = triton.jit(twin_of(kernel, namespace))
+        # One compiled form, whatever the batch: Triton would make another for 1 row, for multiples of 16 and for
+        # slices that do not begin at 16 bytes, in the middle of serving. Scalar code gains nothing from knowing.
+        names = list(inspect.signature(kernel).parameters)
+        namespace[kernel.__name__] = triton.jit(
+            twin_of(kernel, namespace),
+            do_not_specialize=[name for name in names if name in ("n_rows", "scratch")],
+            do_not_specialize_on_alignment=names,
+        )
     return namespace

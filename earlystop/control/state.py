@@ -125,6 +125,26 @@ class Controller:
         self.units = units.alloc_units(slots, hidden, device, centre) if hidden else None
         self.hidden = torch.zeros(slots, depth, hidden, dtype=dtype, device=device) if hidden else None
         self._staged: dict[int, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = {}
+        # By id: these tensors live as long as we do, so no other one can have theirs.
+        self._flat: dict[int, np.ndarray[Any, Any]] = {}
+        for kept in (*vars(self).values(), *vars(tables).values()):
+            if isinstance(kept, torch.Tensor) and kept is not self.hidden and not self.on_gpu:
+                self._flat[id(kept)] = kept.reshape(-1).numpy()
+
+    def warm_up(self, pos: torch.dtype = torch.int32) -> None:
+        """Compiles, or loads, every program and kernel of a step, so that no request waits for it.
+
+        Args:
+            pos: type of the positions that `step` will be given.
+        """
+        nobody = torch.full((1,), -1, dtype=torch.int32, device=self.device)
+        zero = torch.zeros(1, dtype=torch.int32, device=self.device)
+        zeros = torch.zeros(self.slots, dtype=torch.int32, device=self.device)
+        first = Start(zero, zero.long(), zero, zero, zeros)
+        self.stage(0, np.zeros(layout.PHASE, np.int32), np.zeros(layout.BUDGET, np.float64))  # MODE 0: nobody's
+        self.flush(first)
+        hidden = None if self.hidden is None else self.hidden[:1, 0]
+        self.step(Rows(nobody, zero, zero.to(pos), zero, zeros), None, None, hidden=hidden)
 
     # --- admission --------------------------------------------------------------------------------
 
@@ -213,8 +233,8 @@ class Controller:
             rows.slot, rows.local, rows.token, stats, argmax, stats if masked is None else masked,
             self.unit_similarity, self.events, self.novelty, self.committed, self.unit_slot, self.ints, self.floats,
             self.slots, self.drafts, self.stored, self.pending, self.pending_argmax, self.pending_plan, self.force,
-            self.flags, self.grammar, self.report, self.trace, t.flags, t.symbols, t.symbol_offsets, t.costs, t.sequence,
-            self.header,
+            self.flags, self.grammar, self.report, self.trace, t.flags, t.symbols, t.symbol_offsets, t.costs,
+            t.sequence, self.header,
         )  # fmt: skip
         return Verdict(self.force[:n], self.flags[:n], self.grammar[:n], self.report[:n], self.trace[:n])
 
@@ -224,5 +244,9 @@ class Controller:
             extra = (n,) if stage == "judge" else ()
             kernel[(n,)](*extra, *arguments, num_warps=1, enable_fp_fusion=False)
             return
-        flat = (a.reshape(-1).numpy() if isinstance(a, torch.Tensor) else a for a in arguments)
+        known = self._flat
+        flat = [
+            known[id(a)] if id(a) in known else a.reshape(-1).numpy() if isinstance(a, torch.Tensor) else a
+            for a in arguments
+        ]
         lower.numba_namespace()[f"{stage}_all"](n, *flat)

@@ -19,8 +19,8 @@ from earlystop.engine.publish import Owner, Reporter
 from earlystop.engine.served import examine
 from earlystop.engine.tap import TAP
 from earlystop.errors import ConfigError
-from earlystop.kernels.mask import write_rows
-from earlystop.kernels.stats import logit_stats
+from earlystop.kernels.mask import MASK_RESERVED, write_rows
+from earlystop.kernels.stats import alloc_stats, logit_stats, warmup
 from earlystop.policy import Policy
 from earlystop.profile import Profile
 from earlystop.resolve import resolve
@@ -93,7 +93,22 @@ class Processor:
         if not publishes:
             self.reporter.mute()
         TAP.install(self.tables.ending, self.served.vocab_size, slots * depth)
+        self._after_mask = alloc_stats(slots * depth, device)
+        self._verdicts = torch.empty(slots * depth, dtype=torch.int32, device=device)
+        self._warm_up(vllm_config.model_config.dtype, torch.int64 if runner == "v2" else torch.int32)
         logger.info("earlystop on %s, %s", runner, self.config.describe())
+
+    def _warm_up(self, dtype: torch.dtype, pos: torch.dtype) -> None:
+        """Compiles everything that a step runs, so that the first opted-in request does not wait for it."""
+        device, vocab, ending = self.controller.device, self.served.vocab_size, self.tables.ending
+        for kind in {dtype, torch.float32}:  # float32: the processed logits, where the tap saw nothing
+            warmup(device, kind, vocab, ending.shape[1])
+        self.controller.warm_up(pos)
+        row = torch.zeros(1, vocab, dtype=torch.float32, device=device)
+        for token, bits in ((-1, MASK_RESERVED), (0, 0)):
+            force = torch.full((1,), token, dtype=torch.int32, device=device)
+            flags = torch.full((1,), bits, dtype=torch.int32, device=device)
+            write_rows(row, force, flags, ending, self.tables.reserved, torch.zeros_like(flags))
 
     def _publishes(self, vllm_config: VllmConfig) -> bool:
         """Only one rank tells the outside; all ranks decide."""
@@ -257,9 +272,12 @@ class Processor:
         if tapped is None and not self.said_untapped:
             self.said_untapped = True
             logger.warning("vLLM's logits layer did not show these rows: no unit similarity for them")
-        masked = logit_stats(logits, ending).values if any_grammar else None
+        masked = logit_stats(logits, ending, self._after_mask).values if any_grammar else None
         verdict = self.controller.step(rows, values, argmax, masked=masked, hidden=hidden)
-        write_rows(logits, verdict.force, verdict.flags, ending, self.tables.reserved, verdict.grammar)
+        write_rows(
+            logits, verdict.force, verdict.flags, ending, self.tables.reserved, verdict.grammar,
+            scratch=self._verdicts,
+        )  # fmt: skip
         self.reporter.push(verdict.report, verdict.trace)
 
     def fault(self, stage: str, error: Exception, slot: int | None) -> None:
