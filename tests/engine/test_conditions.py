@@ -60,15 +60,21 @@ def test_preempted_requests_keep_budget_and_close(
         scripted,
         runner=runner,
         additional_config=config("Considering the time I answer now. That is all there is to say."),
-        block_size=16,
-        num_gpu_blocks_override=14,
+        block_size=32,
+        num_gpu_blocks_override=12,
         max_model_len=192,
         max_num_seqs=6,
         enable_prefix_caching=False,
     )
     sampling = {"temperature": 0.0, "max_tokens": 150}
     tokens = 40 if runner == "v2" else 60
-    requests = [(scripted.prompt("reasons_long"), sampling, {"policy": "classic", "budget": tokens, "grace": 0})] * 4
+    requests = [
+        (
+            scripted.prompt("reasons_long"),
+            sampling,
+            {"policy": "classic", "budget": tokens, "grace": 0, "answer_room": 0},
+        )
+    ] * 4
     requests += [(scripted.prompt("endless"), sampling, {**WHOLE, "budget": tokens})] * 2
     outs = mixed(engine, requests)
     close = closing(engine)
@@ -256,7 +262,13 @@ def test_tensor_parallel_ranks_decide_alike(make_engine: Callable[..., Engine], 
 
     Three ranks, because SmolLM2 has nine attention heads.
     """
-    engine = make_engine(smollm2, runner="v1", tensor_parallel_size=3, distributed_executor_backend="mp")
+    engine = make_engine(
+        smollm2,
+        runner="v1",
+        env={"VLLM_CPU_OMP_THREADS_BIND": "0|1|0"},
+        tensor_parallel_size=3,
+        distributed_executor_backend="mp",
+    )
     prompts = ["Tell me a long story.", "Explain how rain forms."]
     outs = run(engine, prompts, {"temperature": 0.0, "max_tokens": 40, "ignore_eos": False}, budget=12, grace=8)
     for out in outs:
