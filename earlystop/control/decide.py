@@ -50,6 +50,7 @@ from earlystop.control.layout import (
     RC_REPETITION,
     REASON,
     SCOPE,
+    THINKING,
     TOKENS,
     VERDICT,
     WOULD_REASON,
@@ -187,6 +188,10 @@ def judge_token(
     `closing.py`, the rules in `rules.py` and `budget.py`.
     """
     bits = 0
+    if (event & E_OPEN) > 0:
+        store(ints, base + THINKING, 1)
+    if (event & E_SHUT) > 0:
+        store(ints, base + THINKING, 0)
     if load(ints, base + PHASE) == PHASE_CLOSING:
         bits = check_forced(ints, base, token, sequence, close_at, close_len)
     answering = load(ints, base + PHASE) == PHASE_ANSWERING
@@ -211,5 +216,4 @@ def judge_token(
         by_signal = repeats
     bits = bits | warn(ints, base, floats, fbase)
     bits = bits | follow_thinking(ints, base, floats, fbase, event, tag_at)
-    bits = bits | move_phase(ints, base, floats, fbase, event, lookahead, by_signal, close_len, tag_at)
-    return bits
+    return bits | move_phase(ints, base, floats, fbase, event, lookahead, by_signal, close_len, tag_at)

@@ -43,7 +43,8 @@ COMMAND = STOP_IDS + N_REASONS  # reason code of an outside wish to stop, 0 = no
     SEEN,  # total length (prompt + output) folded in so far
     TOKENS,  # generated tokens folded in
     REASONING,  # of these, thinking tokens without tags
-    THINKING,  # 1 inside a thinking block
+    THINKING,  # 1 inside a thinking block, after the last judged token
+    TAGGED,  # the same after the last scanned token: a step scans all its tokens before it judges the first
     OUR_CLOSE,  # 1: the last close of the thinking was ours
     REASON,  # code of the reason for ENDING, 0 = none
     VERDICT,  # code of the last reason that was acted on
@@ -85,8 +86,8 @@ COMMAND = STOP_IDS + N_REASONS  # reason code of an outside wish to stop, 0 = no
     UNIT_STRICT,  # 1: the open unit touched a fence, JSON or a tool call
     UNIT_GRAMS,  # 4-grams in the open unit
     UNIT_NEW,  # of these, not seen before in this response
-) = range(COMMAND + 1, COMMAND + 46)
-RING = COMMAND + 46  # last CYCLE_PERIODS tokens, at token index modulo CYCLE_PERIODS
+) = range(COMMAND + 1, COMMAND + 47)
+RING = COMMAND + 47  # last CYCLE_PERIODS tokens, at token index modulo CYCLE_PERIODS
 RUNS = RING + CYCLE_PERIODS  # per period p: tokens in a row that equal the one p before
 N_INTS = RUNS + CYCLE_PERIODS
 

@@ -98,6 +98,8 @@ from earlystop.control.layout import (
     S_TOP1,
     SCOPE,
     SEEN,
+    T_SPACE_FIRST,
+    TAGGED,
     THINKING,
     TOKENS,
     UNIT_STATS,
@@ -192,10 +194,12 @@ def unknown_token(ints: Any, base: Any, floats: Any, fbase: Any, sequence: Any, 
         bits = check_forced(ints, base, presumed, sequence, close_at, close_len)
         if load(ints, base + PHASE) == PHASE_ANSWERING:
             store(ints, base + THINKING, 0)
+            store(ints, base + TAGGED, 0)
             rest(ints, base)
     count_unknown(ints, base, floats, fbase, thinking, i32(1))
     bits = bits | warn(ints, base, floats, fbase)
-    return bits | move_phase(ints, base, floats, fbase, 0, 0, 0, close_len, tag_at)
+    nothing = i32(0)
+    return bits | move_phase(ints, base, floats, fbase, nothing, nothing, nothing, close_len, tag_at)
 
 
 def plan_code(ints: Any, base: Any) -> Any:
@@ -301,7 +305,8 @@ def start_program(
 
     The tokens of entry p are all_tokens[token_base[p] : token_base[p] + prefill_len[p]]; those from
     prompt_len[p] on were generated before a preemption. The replayed text decides again with undefined
-    statistics: budgets, phases and boundaries come out as they were, windows and streaks start empty.
+    statistics: budgets, phases and boundaries come out as they were, windows and streaks start empty. What the
+    last token gives to say is said; what the others gave has been said.
     """
     slot = load(slots, p)
     base = slot * N_INTS
@@ -314,29 +319,36 @@ def start_program(
     store(ints, base + SEEN, prompt + count)
     open_len = load(header, H_OPEN_LEN)
     shut_len = load(header, H_SHUT_LEN)
+    close_len = load(header, H_CLOSE_LEN)
     if (open_len > 0) & (load(ints, base + MODE) > 0):
         opened = last_match(all_tokens, first, prompt, sequence, 0, open_len)
         shut = last_match(all_tokens, first, prompt, sequence, open_len, shut_len)
         if opened > shut:
             store(ints, base + THINKING, 1)
+            store(ints, base + TAGGED, 1)
     if load(ints, base + MODE) > 0:
-        owed = start_phase(ints, base, floats, fbase, load(header, H_TAG_AT))
-        if count == 0:
-            store(ints, base + OWED, owed)
+        bits = start_phase(ints, base, floats, fbase, load(header, H_TAG_AT))
+        close_at = open_len + shut_len
         gram_size = load(header, H_GRAM_SIZE)
         for i in range(count):
             token = load(all_tokens, first + prompt + i)
             lookahead = 0
             if i + 1 < count:
-                lookahead = flags_of(load(all_tokens, first + prompt + i + 1), token_flags, header)
+                following = load(all_tokens, first + prompt + i + 1)
+                lookahead = flags_of(following, token_flags, header)
+                if close_len > 0:
+                    begins = following == load(sequence, close_at)
+                    if begins | (following == load(sequence, close_at + load(header, H_TAG_AT))):
+                        lookahead = lookahead | T_SPACE_FIRST  # we closed here, or so it seems
             if (token >= 0) & (token < load(header, H_VOCAB)):
-                fold_token(
+                bits = fold_token(
                     ints, base, floats, fbase, token, lookahead, grams, slot * gram_size, gram_size, token_flags,
                     symbols, symbol_offsets, costs, sequence, header,
                 )  # fmt: skip
             else:
                 scan_unknown(ints, base, load(ints, base + TOKENS))
-                unknown_token(ints, base, floats, fbase, sequence, header)
+                bits = unknown_token(ints, base, floats, fbase, sequence, header)
+        store(ints, base + OWED, bits)  # the last token was not judged before
         if count > 0:
             clear_evidence(ints, base)
             resume_close(ints, base, sequence, header, all_tokens, first + prompt, count)

@@ -34,7 +34,7 @@ from earlystop.control.layout import (
     T_TOOL_OPEN,
     T_UTF8_LEAD,
     T_UTF8_NEED,
-    THINKING,
+    TAGGED,
     TOOL,
     UNIT_GRAMS,
     UNIT_NEW,
@@ -82,8 +82,7 @@ def gram_key(ints: Any, base: Any, token: Any, index: Any, salt: Any) -> Any:
     key = ((key ^ (i64(token) & mask)) * 16777619) & mask
     key = key ^ (key >> 15)
     key = (key * 739982445) & mask
-    key = key ^ (key >> 12)
-    return key
+    return key ^ (key >> 12)
 
 
 def note_gram(
@@ -177,17 +176,17 @@ def scan_tags(
     A tool call inside the thinking is an implicit end: nothing may be forced into its arguments.
     """
     bits = 0
-    if load(ints, base + THINKING) == 1:
+    if load(ints, base + TAGGED) == 1:
         bits = E_THINK
         if tail_matches(ints, base, token, index, sequence, open_len, shut_len) == 1:
             bits = E_SHUT | E_TAG
         elif (flags & T_TOOL_OPEN) > 0:
             bits = E_SHUT
         if bits != E_THINK:
-            store(ints, base + THINKING, 0)
+            store(ints, base + TAGGED, 0)
     elif tail_matches(ints, base, token, index, sequence, 0, open_len) == 1:
         bits = E_OPEN
-        store(ints, base + THINKING, 1)
+        store(ints, base + TAGGED, 1)
     if (flags & T_TOOL_OPEN) > 0:
         store(ints, base + TOOL, 1)
     if (flags & T_TOOL_CLOSE) > 0:

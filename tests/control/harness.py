@@ -192,12 +192,20 @@ class Request:
 
     # where it is
     slot: int = -1
+    epoch: int = 0
     computed: int = 0
 
     def wish(self, position: int) -> int:
         if callable(self.plan):
             return self.plan(position)
         return self.plan[min(position, len(self.plan) - 1)]
+
+    def clone(self) -> Request:
+        """The same request and script, nothing of it run."""
+        return Request(
+            self.plan, self.prompt, self.policy, self.max_tokens, self.min_end, self.ignore_eos, self.stop_ids,
+            self.stats, self.argmax, self.invalid, self.allowed, self.masked_top1, self.hides, self.hidden,
+        )  # fmt: skip
 
     @property
     def total(self) -> int:
@@ -275,6 +283,7 @@ class Sim:
                 self.active[slot] = False
                 continue
             self.epochs[slot] += 1
+            request.epoch = self.epochs[slot]
             self.active[slot] = True
             self.controller.stage(
                 slot,
@@ -462,6 +471,7 @@ def alone(
 ) -> Request:
     """Runs one request by itself, one row a step, no drafts; on plain Python unless told otherwise."""
     sim = Sim(table, kind=kind, **options)
+    sim.epochs[0] = max(request.epoch - 1, 0)  # novelty's hashes are salted with the admission counter
     sim.add(request)
     sim.run()
     return request

@@ -25,6 +25,7 @@ from earlystop.control.state import Rows
 from earlystop.profile import References, Score
 
 from .harness import (
+    DOT,
     E1,
     E2,
     E3,
@@ -509,3 +510,31 @@ def test_tokens_that_were_never_measured_still_count() -> None:
     sim.run()
     assert request.forced[:2] == [6, 7]
     assert request.at(O_CLOSING) == [6]
+
+
+@pytest.mark.parametrize("grace", [0, 30])
+def test_b3_wherever_the_preemption_falls_the_response_is_the_same(grace: int) -> None:
+    """Preempted after any token, a close comes at the same place, once, and its reason is told once.
+
+    But for one token: a full stop that was the last one before the preemption has nothing that confirms it.
+    """
+    plan = [*W[:7], DOT, *W[:4], SHUT, 14, EOS]
+    table = toy_table(transition=(WAIT, 12), after=(NEWLINE,))
+    fields = {"budget": 6, "warn_at": 0.6, "grace": grace}
+    undisturbed = play(plan, table, **fields)
+    for after in range(1, len(undisturbed.output)):
+        sim = Sim(table)
+        request = Request(plan, policy=resolved(**fields))
+        sim.add(request)
+        for _ in range(after):
+            sim.step()
+        sim.preempt(request)
+        sim.add(request)
+        sim.run()
+        if grace and request.output[after - 1] == DOT:
+            assert request.forced != undisturbed.forced
+            continue
+        assert request.output == undisturbed.output, after
+        assert request.forced == undisturbed.forced, after
+        for bit in (O_DECIDED, O_WARNING, O_CLOSING):
+            assert request.at(bit) == undisturbed.at(bit), (after, bit)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -214,8 +215,9 @@ def test_an_unfinished_string_that_breaks_its_line_was_prose() -> None:
 # --- split invariance -----------------------------------------------------------------------------
 
 PARTS = [
-    "word", " other", "e.g.", "3.14", "1. ", "2) ", ". ", ".", "!", "? ", ":", "\n", "\n\n", "\n  ", "# ", "---", "**",
-    "- ", "`", "``", "```", "```py\n", "{", "}", "[", "]", '"', "\\", '{"k": ', '["', "好", "。", "」", "…", ")", " ", "é", "5",
+    "word", " other", "e.g.", "3.14", "1. ", "2) ", ". ", ".", "!", "? ", ":", "\n", "\n\n", "\n  ",
+    "# ", "---", "**", "- ", "`", "``", "```", "```py\n", "{", "}", "[", "]", '"', "\\",
+    '{"k": ', '["', "好", "。", "」", "…", ")", " ", "é", "5",
 ]  # fmt: skip
 
 
@@ -224,7 +226,7 @@ def text_and_cuts(draw: st.DrawFn) -> tuple[str, list[str]]:
     text = "".join(draw(st.lists(st.sampled_from(PARTS), min_size=1, max_size=25)))
     cuts = sorted(draw(st.sets(st.integers(1, max(1, len(text) - 1)))))
     edges = [0, *[cut for cut in cuts if cut < len(text)], len(text)]
-    return text, [text[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    return text, [text[a:b] for a, b in pairwise(edges)]
 
 
 @settings(deadline=None, max_examples=400)
