@@ -108,6 +108,19 @@ def symbols_of(text: str) -> tuple[int, ...]:
     return tuple(out)
 
 
+def piece_symbols(piece: bytes) -> tuple[int, ...]:
+    """The symbol string of a token's bytes; bytes of code points that begin or end elsewhere come as Y_BYTE + byte."""
+    begin = 0
+    while begin < len(piece) and piece[begin] & 0xC0 == 0x80:
+        begin += 1
+    end = len(piece)
+    if utf8_flags(piece[begin:]) // layout.T_UTF8_NEED & 7:
+        end = max(i for i in range(begin, len(piece)) if piece[i] >= 0xC0)
+    raw = [layout.Y_BYTE + byte for byte in piece[:begin]]
+    tail = [layout.Y_BYTE + byte for byte in piece[end:]]
+    return (*raw, *symbols_of(piece[begin:end].decode("utf-8", errors="replace")), *tail)
+
+
 def utf8_flags(piece: bytes) -> int:
     """How a token's bytes join code points: only continuation bytes, or bytes that still need some."""
     lead = 0
@@ -146,9 +159,7 @@ def tag_ids(tokenizer: Any, tag: str) -> tuple[int, ...]:
     return ids if ids and tokenizer.decode(list(ids)).strip() == tag else ()
 
 
-def thinking_tags(
-    tokenizer: Any, start: str | None, end: str | None
-) -> tuple[tuple[int, ...], tuple[int, ...], str]:
+def thinking_tags(tokenizer: Any, start: str | None, end: str | None) -> tuple[tuple[int, ...], tuple[int, ...], str]:
     """Ids of the opening and closing tag, and the closing tag's text; empty where the model does not reason.
 
     A configured tag must be in the tokenizer; without configuration only tags with an id of their own count,
@@ -215,7 +226,8 @@ def compile_tokenizer(
         tokenizer: a transformers tokenizer.
         vocab_size: width of the logits; ids beyond the tokenizer decode to nothing.
         eos: ids that end a response.
-        think_start, think_end: the thinking tags, both or none; None finds the well-known ones.
+        think_start: the tag that opens the thinking; None finds the well-known pairs.
+        think_end: the tag that closes it, given with `think_start` or not at all.
         close_text: transition text before the end tag; None takes TRANSITION.
         after_close: what the chat template writes behind the end tag.
         tool_tags: pairs of markers around tool calls; those that the tokenizer lacks are ignored.
@@ -231,7 +243,7 @@ def compile_tokenizer(
     for token, piece in enumerate(pieces[:vocab_size]):
         text = piece.decode("utf-8", errors="replace")
         if token not in special:
-            symbols.extend(symbols_of(text))
+            symbols.extend(piece_symbols(piece))
             flags[token] |= utf8_flags(piece)
             if text[:1].isspace():
                 flags[token] |= layout.T_SPACE_FIRST

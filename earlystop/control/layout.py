@@ -82,12 +82,14 @@ COMMAND = STOP_IDS + N_REASONS  # reason code of an outside wish to stop, 0 = no
     DANGLING,  # 1: the last content ended with a colon or was a heading
     TOOL,  # 1 inside a tool call
     UTF8_NEED,  # continuation bytes that the open code point still needs
+    CODE,  # bits of a code point whose bytes come in several tokens
+    CODE_NEED,  # bytes that it still needs, as the text automaton saw it
     UNIT_TOKENS,  # tokens in the open unit
     UNIT_STRICT,  # 1: the open unit touched a fence, JSON or a tool call
     UNIT_GRAMS,  # 4-grams in the open unit
     UNIT_NEW,  # of these, not seen before in this response
-) = range(COMMAND + 1, COMMAND + 47)
-RING = COMMAND + 47  # last CYCLE_PERIODS tokens, at token index modulo CYCLE_PERIODS
+) = range(COMMAND + 1, COMMAND + 49)
+RING = COMMAND + 49  # last CYCLE_PERIODS tokens, at token index modulo CYCLE_PERIODS
 RUNS = RING + CYCLE_PERIODS  # per period p: tokens in a row that equal the one p before
 N_INTS = RUNS + CYCLE_PERIODS
 
@@ -199,6 +201,8 @@ T_UTF8_FIRST = 2048  # 3 bits: continuation bytes at the token's start
     Y_CLOSER,  # ) and closing quotes
     Y_COLON,
 ) = range(19)
+
+Y_BYTE = 32  # and up to 255 more: a raw byte of a code point that is split over tokens
 
 # Columns of the per-step report that goes to the host (float64).
 (

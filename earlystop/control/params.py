@@ -50,7 +50,8 @@ def policy_columns(
         min_end: the request's own min_tokens, before which it does not end.
         grammar: whether the request has structured outputs.
         similarity: whether unit similarity can be had.
-        stop_ids: token id per reason code; others take `default_stop`.
+        stop_ids: token id per reason code.
+        default_stop: token id of reasons that `stop_ids` lacks.
         prompt_len: tokens of the prompt.
         epoch: the slot's admission counter.
     """

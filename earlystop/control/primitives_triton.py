@@ -4,7 +4,6 @@ from __future__ import annotations
 
 # Triton evaluates annotations of device functions, so there are none but constexpr.
 # mypy: disable-error-code="no-untyped-def,no-untyped-call"
-
 import triton
 import triton.language as tl
 

@@ -41,11 +41,12 @@ from earlystop.control.layout import (
     UNIT_STRICT,
     UNIT_TOKENS,
     UTF8_NEED,
+    Y_BYTE,
     Y_NEWLINE,
     Y_SPACE,
 )
 from earlystop.control.portable import cycle_step, f64, i32, i64, load, real, store
-from earlystop.control.text import fresh_text, text_symbol
+from earlystop.control.text import byte_symbol, fresh_text, text_symbol
 
 UNIT_SHORTEST = 4  # shorter units join the next
 UNIT_LINE = 16  # a line end closes a unit that holds this many tokens
@@ -156,10 +157,15 @@ def scan_text(ints: Any, base: Any, token: Any, symbols: Any, symbol_offsets: An
     end = load(symbol_offsets, token + 1)
     for at in range(begin, end):
         symbol = load(symbols, at)
-        last = text_symbol(ints, base, symbol)
-        if (symbol != Y_SPACE) & (symbol != Y_NEWLINE):
+        if symbol >= Y_BYTE:
+            symbol = byte_symbol(ints, base, symbol - Y_BYTE)
+        if symbol >= 0:
+            last = text_symbol(ints, base, symbol)
+            if (symbol != Y_SPACE) & (symbol != Y_NEWLINE):
+                bits = bits & E_UNIT
+            bits = bits | last
+        else:
             bits = bits & E_UNIT
-        bits = bits | last
     sentence = load(ints, base + SENTENCE)
     if sentence == 1:
         bits = bits | E_SENTENCE

@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from earlystop.control.layout import (
+    CODE,
+    CODE_NEED,
     DANGLING,
     DIGITS,
     E_LINE,
@@ -231,6 +233,49 @@ def sentence_symbol(ints: Any, base: Any, symbol: Any) -> None:
         store(ints, base + DANGLING, 0)
 
 
+def code_point_symbol(code: Any) -> Any:
+    """The symbol of a reassembled code point: the marks that end or announce something, else a letter.
+
+    U+3002, U+FF01, U+FF1F, U+FF61 (CJK), U+0964 (danda), U+061F, U+06D4 (Arabic), U+17D4 (Khmer) end a
+    sentence; U+FF1A is a colon; U+201D, U+2019, U+00BB, U+300D, U+300F, U+FF09 close a quotation or bracket.
+    """
+    symbol = Y_LETTERS
+    if (code == 0x3002) | (code == 0xFF01) | (code == 0xFF1F) | (code == 0xFF61):
+        symbol = Y_FULLSTOP
+    if (code == 0x0964) | (code == 0x061F) | (code == 0x06D4) | (code == 0x17D4):
+        symbol = Y_FULLSTOP
+    if code == 0xFF1A:
+        symbol = Y_COLON
+    if (code == 0x201D) | (code == 0x2019) | (code == 0x00BB) | (code == 0x300D) | (code == 0x300F) | (code == 0xFF09):
+        symbol = Y_CLOSER
+    return symbol
+
+
+def byte_symbol(ints: Any, base: Any, byte: Any) -> Any:
+    """Takes one raw byte of a code point that is split over tokens; its symbol with the last byte, else -1."""
+    symbol = -1
+    code = load(ints, base + CODE)
+    need = load(ints, base + CODE_NEED)
+    if byte < 0xC0:
+        if need > 0:
+            code = code * 64 + (byte & 63)
+            need = need - 1
+            if need == 0:
+                symbol = code_point_symbol(code)
+    elif byte >= 0xF0:
+        code = byte & 7
+        need = 3
+    elif byte >= 0xE0:
+        code = byte & 15
+        need = 2
+    else:
+        code = byte & 31
+        need = 1
+    store(ints, base + CODE, code)
+    store(ints, base + CODE_NEED, need)
+    return symbol
+
+
 def text_symbol(ints: Any, base: Any, symbol: Any) -> Any:
     """Moves the whole automaton on by one symbol; returns E_UNIT, E_SAFE and E_LINE bits."""
     bits = 0
@@ -261,6 +306,7 @@ def text_symbol(ints: Any, base: Any, symbol: Any) -> Any:
 
 def fresh_text(ints: Any, base: Any) -> None:
     """Puts the automaton at the start of a new text: a response, or the answer after a thinking tag."""
+    store(ints, base + CODE_NEED, 0)
     store(ints, base + LINE, LINE_FRESH)
     store(ints, base + MARKS, 0)
     store(ints, base + TICKS, 0)

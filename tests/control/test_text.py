@@ -248,3 +248,22 @@ def test_any_tokenisation_of_a_text_gives_the_same_state(case: tuple[str, list[s
         for bit in (E_SAFE, E_LINE):
             reached = any(b & bit for b, _ in inside[len(piece) - trailing - 1 if trailing < len(piece) else 0 :])
             assert bool(bits & bit) == reached
+
+
+def test_a_terminator_that_is_split_over_tokens_ends_a_sentence() -> None:
+    """A byte-level vocabulary without CJK spells each mark in pieces; the mark counts once its last byte is there."""
+    import numpy as np
+
+    from earlystop.control import layout, lower
+    from earlystop.units import piece_symbols
+
+    python = lower.python_namespace()
+    for text, ends in (("好。", True), ("好！", True), ("好好", False), ("नमस्ते।", True), ("注：", False)):
+        ints = np.zeros(layout.N_INTS, np.int32)
+        seen = []
+        for byte in text.encode():  # one byte a token
+            symbols = np.asarray(piece_symbols(bytes([byte])), np.int32)
+            offsets = np.asarray([0, len(symbols)], np.int32)
+            seen.append(python["scan_text"](ints, 0, 0, symbols, offsets) & layout.E_FULL)
+        assert bool(seen[-1]) is ends, text
+        assert not any(seen[:-1]), text
