@@ -10,15 +10,13 @@ from typing import Any
 import msgspec
 
 from earlystop.demo.prompts import DEMO_PROMPTS
-from earlystop.demo.references import MAX_TOKENS, SHIPPED, demo_prompts, profile_of
+from earlystop.demo.references import CPU, ENGINE, MAX_TOKENS, SHIPPED, demo_prompts, profile_of
 from earlystop.engine.drive import Driver, Prompt, Result
 from earlystop.engine.launch import Runner
 from earlystop.policy import Policy
 from earlystop.signals import Kind, StopReason
 
 SAMPLING: dict[str, Any] = {"temperature": 0.0, "max_tokens": MAX_TOKENS}
-ENGINE: dict[str, Any] = {"max_model_len": 2048, "enable_prefix_caching": False}
-"""Without prefix caching: the second arm must not profit from the first."""
 _SENTENCE_ENDS = ".!?:;。！？…"
 _CLOSERS = "\"'`*_)]}”’」』）|"
 
@@ -108,16 +106,17 @@ def run_demo(
     if model is None:
         from earlystop.demo.model import ensure_smollm2
 
-        with Driver(str(ensure_smollm2()), runner=runner, engine_args=ENGINE, profiles={"smollm2": SHIPPED}) as driver:
+        shipped = {"smollm2": SHIPPED}
+        with Driver(str(ensure_smollm2()), runner=runner, engine_args=ENGINE, cpu_args=CPU, profiles=shipped) as driver:
             plain = _arm(driver, None, step("plain"))
             return _compare(driver, plain, _arm(driver, Policy(policy="classic"), step("classic")), "smollm2")
-    with Driver(model, runner=runner, engine_args=ENGINE) as driver:
+    with Driver(model, runner=runner, engine_args=ENGINE, cpu_args=CPU) as driver:
         note("another model: the plain arm is observed, to make references from it")
         plain = _arm(driver, Policy(policy="observe"), step("observe"))
         profile = profile_of(driver, plain.results, name=Path(model).name, sampling=SAMPLING)
     path = scratch / f"{Path(model).name}.references.json"
     profile.save(path)
-    with Driver(model, runner=runner, engine_args=ENGINE, profiles={"references": path}) as driver:
+    with Driver(model, runner=runner, engine_args=ENGINE, cpu_args=CPU, profiles={"references": path}) as driver:
         return _compare(driver, plain, _arm(driver, Policy(policy="classic"), step("classic")), str(path))
 
 

@@ -27,6 +27,10 @@ from earlystop.signals import Kind
 LEVELS = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
 """Levels of the quantiles that are kept."""
 MAX_TOKENS = 512
+ENGINE: dict[str, Any] = {"max_model_len": 2048, "enable_prefix_caching": False}
+"""Without prefix caching: the demo's second arm must not profit from the first."""
+CPU: dict[str, Any] = {"dtype": "float32"}
+"""In bfloat16 a CPU rounds differently in batches of different sizes, so a text would depend on its neighbours."""
 SHIPPED = Path(__file__).parent / "smollm2.json"
 """SmolLM2-135M-Instruct's references."""
 
@@ -134,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     model = options.model or str(ensure_smollm2())
     sampling = {"temperature": 0.0, "max_tokens": MAX_TOKENS}
-    with Driver(model, engine_args={"max_model_len": 2048}) as driver:
+    with Driver(model, engine_args=ENGINE, cpu_args=CPU) as driver:
         results = list(driver.run(demo_prompts(), Policy(policy="observe"), sampling))
         name = "smollm2" if options.model is None else Path(options.model).name
         profile = profile_of(driver, results, name=name, sampling=sampling)

@@ -51,9 +51,7 @@ def _percent(part: int, whole: int) -> str:
 
 
 def _reason(row: Row) -> str:
-    return (
-        row.why.split(":")[0] + row.why.partition("token")[2] if row.reason is None else row.why.replace("decided ", "")
-    )
+    return row.why.replace("decided ", "")
 
 
 def as_json(demo: Demo) -> dict[str, Any]:

@@ -114,6 +114,7 @@ class Driver:
         model: a checkpoint folder or a hub name.
         runner: ``auto`` leaves the choice of the model runner to vLLM.
         engine_args: passed to ``vllm.LLM``.
+        cpu_args: more of them, where vLLM runs on a CPU.
         profiles: name to path of profiles, over those of the configuration.
         early: False for a run that never opts in, under any vLLM.
 
@@ -129,6 +130,7 @@ class Driver:
         *,
         runner: Runner = "auto",
         engine_args: Mapping[str, Any] | None = None,
+        cpu_args: Mapping[str, Any] | None = None,
         profiles: Mapping[str, Any] | None = None,
         early: bool = True,
     ) -> None:
@@ -149,7 +151,7 @@ class Driver:
             if profiles:
                 self._around.configure(self.config)
             self._sink = SinkReader()
-            self._llm = self._build(launch.engine_arguments(model, given, self._around))
+            self._llm = self._build(launch.engine_arguments(model, given, self._around, cpu_args))
         except BaseException:
             self.close()
             raise

@@ -115,7 +115,9 @@ def local_path(model: str) -> str:
     return str(path.absolute()) if path.is_dir() else model
 
 
-def engine_arguments(model: str, given: Mapping[str, Any], around: Surroundings) -> dict[str, Any]:
+def engine_arguments(
+    model: str, given: Mapping[str, Any], around: Surroundings, on_cpu: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """The arguments for vLLM's engine; imports vLLM.
 
     On a CPU the engine runs in this process, which saves a start of seconds. On V1 asynchronous scheduling is off:
@@ -130,6 +132,7 @@ def engine_arguments(model: str, given: Mapping[str, Any], around: Surroundings)
 
     arguments: dict[str, Any] = {"model": local_path(model), "disable_log_stats": True, **given}
     if current_platform.is_cpu():
+        arguments |= on_cpu or {}
         around.default("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         around.default("VLLM_CPU_KVCACHE_SPACE", "2")
         if arguments.get("enforce_eager") is None:
