@@ -70,7 +70,7 @@ def test_another_run_is_not_resumed(tmp_path: Path) -> None:
     out = tmp_path / "o.jsonl"
     with Store(out, META, resume=False) as store:
         store.add(_row(0))
-    with pytest.raises(ConfigError, match="prompts was .abc., is .xyz.") as caught:
+    with pytest.raises(ConfigError, match=r"prompts was .abc., is .xyz.") as caught:
         Store(out, {**META, "prompts": "xyz"}, resume=True)
     assert caught.value.field == "prompts"
 
