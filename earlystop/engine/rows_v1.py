@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +17,18 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.sample.logits_processor import BatchUpdate
 
+Array = np.ndarray[Any, np.dtype[Any]]
 PLACEHOLDER = -1  # vLLM's token id for "sampled, but not here yet" under asynchronous scheduling
+
+
+class _Layout(NamedTuple):
+    """Which rows of the batch are opted in; stays while vLLM reports no change of the batch."""
+
+    rows: int
+    opted_in: Array  # [n] rows
+    slots: Array  # [n] their slots
+    prompt_len: Array  # [n]
+    outputs: list[list[int]]  # vLLM's own lists, which grow
 
 
 class V1Rows:
@@ -40,7 +51,10 @@ class V1Rows:
         self.outputs: list[list[int]] = [[] for _ in range(slots)]
         self.prompt_len = np.zeros(slots, np.int32)
         self.total_len = np.zeros(slots, np.int32)
+        self._tokens = np.full(slots, PLACEHOLDER, np.int32)
+        self._pos = np.zeros(slots, np.int32)
         self._zeros = torch.zeros(slots, dtype=torch.int32, device=device)
+        self._layout: _Layout | None = None  # until the batch changes
         if vllm_config.scheduler_config.async_scheduling:
             logger.warning(
                 "V1 with asynchronous scheduling never shows token ids to a plugin: only length budgets bind. Start "
@@ -82,6 +96,7 @@ class V1Rows:
             else:
                 self._release(target)
                 table[target], table[source] = table[source], -1
+        self._layout = None
         if not (self.slot_of_row >= 0).any():
             TAP.rest()
         self._begin(started)
@@ -120,25 +135,35 @@ class V1Rows:
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         """Judges and masks the batch's rows in place."""
-        table = self.slot_of_row[: logits.shape[0]]
-        opted_in = np.nonzero(table >= 0)[0]
-        if opted_in.size == 0 or not self.processor.active[table[opted_in]].any():
+        n = logits.shape[0]
+        layout = self._layout
+        if layout is None or layout.rows != n:
+            layout = self._layout = self._lay_out(n)
+        if not layout.outputs or self.processor.broken:
             return logits
-        n, slots = table.shape[0], table[opted_in]
-        outputs = [self.outputs[slot] for slot in slots.tolist()]
-        tokens = np.full(n, PLACEHOLDER, np.int32)
-        tokens[opted_in] = [output[-1] if output else PLACEHOLDER for output in outputs]
-        self.total_len[slots] = self.prompt_len[slots] + np.fromiter(map(len, outputs), np.int32, len(outputs))
+        outputs, slots, table = layout.outputs, layout.slots, self.slot_of_row[:n]
+        self._tokens[layout.opted_in] = [output[-1] if output else PLACEHOLDER for output in outputs]
+        self.total_len[slots] = layout.prompt_len + [len(output) for output in outputs]
+        pos = self._pos[:n]
+        np.subtract(self.total_len[table], 1, out=pos)
         rows = Rows(
             slot=self._upload(table),
             local=self._zeros[:n],
-            pos=self._upload(self.total_len[table] - 1),
-            token=self._upload(tokens),
+            pos=self._upload(pos),
+            token=self._upload(self._tokens[:n]),
             total_len=self._upload(self.total_len),
         )
-        self.processor.step(logits, rows, table[opted_in])
+        self.processor.step(logits, rows, slots)
         return logits
 
-    def _upload(self, array: np.ndarray) -> torch.Tensor:
-        tensor = torch.from_numpy(np.ascontiguousarray(array))
+    def _lay_out(self, n: int) -> _Layout:
+        table = self.slot_of_row[:n]
+        opted_in = np.nonzero(table >= 0)[0]
+        slots = table[opted_in]
+        self._tokens[:] = PLACEHOLDER
+        return _Layout(n, opted_in, slots, self.prompt_len[slots], [self.outputs[slot] for slot in slots])
+
+    def _upload(self, array: Array) -> torch.Tensor:
+        """The array as a tensor: shared on a CPU, where the step is done before it is written again."""
+        tensor = torch.from_numpy(array)
         return tensor if self.device.type == "cpu" else tensor.pin_memory().to(self.device, non_blocking=True)

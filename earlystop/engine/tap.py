@@ -93,6 +93,8 @@ class Tap:
         self._cursor = end = begin + rows
         if end == stats.argmax.shape[0]:
             self.drop()
+            if begin == 0:
+                return Tapped(stats.values, stats.argmax, hidden[:end])
         return Tapped(stats.values[begin:end], stats.argmax[begin:end], hidden[begin:end])
 
 
