@@ -5,6 +5,8 @@
 3. the zero-sync proof
 4. the bandwidth table against the bar (80 % of a copy's bandwidth at bf16, vocabulary 151,936, batch 64 and up)
 5. the other kernels of a step, and the chained launch of the combining kernel against the plain one
+6. the decision kernels against numba (or plain Python) on random histories, bit by bit, drafts included
+7. the plugin's whole part of a step: launches, synchronisations, allocations, time
 
 Needs torch and triton; pytest for the first. Writes ``gpu_checks.jsonl`` (one row a measurement, with provenance) and
 exits with the number of failed checks. A check is a function that returns rows, listed in `CHECKS`.
@@ -20,13 +22,18 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from benchmarks import kernels
 from benchmarks.measure import Row, Timer, provenance, show, write_rows
-from earlystop.kernels import stats
+from benchmarks.synthetic import Decoding, Oracle, difference
+from earlystop.control import layout
+from earlystop.control.state import Controller
+from earlystop.kernels import cpu, stats
 
 ROOT = Path(__file__).resolve().parent.parent
+MOST_LAUNCHES = 9  # statistics 1 or 2, scan, unit similarity, stash, judge, mask 2; one to spare
 BAR, BAR_ROWS, BAR_VOCAB = 0.80, 64, 151_936
 
 
@@ -134,8 +141,105 @@ def step() -> list[Row]:
     return rows
 
 
-#: Run in this order. The decision kernel's checks go here, beside the others: a function that raises `CheckError` or
-#: returns rows, and its calls into `kernels.step_calls` for the zero-sync proof.
+def compare_decisions(device: str, requests: int, steps: int, depth: int, oracle: type[Controller]) -> Row:
+    """Random histories on the device and on the oracle, compared bit by bit after every step.
+
+    Half of the requests think; budgets run out, closing sequences are forced and followed, with ``depth`` > 1 drafts
+    are accepted and rejected. Similarity is left out: it is a measurement, and its last bit may differ.
+
+    Raises:
+        CheckError: naming the first value that differs.
+    """
+    vocab = 4096
+    here = Decoding(device, requests, vocab, depth=depth, fires=True)
+    there = Decoding("cpu", requests, vocab, depth=depth, fires=True, controller=oracle)
+    draw = np.random.default_rng(1)
+    bits = forced = 0
+    for number in range(steps):
+        accepted = int(draw.integers(1, depth + 1))
+        shape = (requests * depth, 4)
+        stats = torch.from_numpy(draw.random(shape).astype(np.float32))
+        stats[torch.from_numpy(draw.random(shape[0]) < 0.02)] = float("nan")
+        argmax = torch.from_numpy(draw.integers(-1, vocab, shape[0]).clip(-1 if number % 97 == 96 else 0)).int()
+        for run in (here, there):
+            run.advance(accepted)
+            verdict = run.decide(stats.to(run.device), argmax.to(run.device))
+        if found := difference(here.controller, there.controller):
+            raise CheckError(f"step {number}, depth {depth}: device and oracle differ in {found}")
+        report = there.controller.report[:, layout.R_BITS][there.controller.report[:, layout.R_SLOT] >= 0]
+        bits |= int(np.bitwise_or.reduce(report.numpy().astype(np.int64)))
+        forced += int((verdict.force >= 0).sum())
+    row: Row = {"what": "decision equals oracle", "oracle": oracle.__name__, "requests": requests, "depth": depth}
+    return row | {"steps": steps, "outcome_bits": bits, "forced_rows": forced, "equal": True}
+
+
+def decision() -> list[Row]:
+    """The decision kernels give the bits of numba, or of plain Python where numba is missing."""
+    oracle: type[Controller] = Controller if cpu.available() else Oracle
+    size = (64, 700) if oracle is Controller else (8, 350)
+    rows = [compare_decisions("cuda", *size, depth, oracle) for depth in (1, 4)]
+    for row in rows:
+        print(f"depth {row['depth']}: {row['steps']} steps × {row['requests']} requests equal {row['oracle']}")
+        if not row["outcome_bits"] & layout.O_CLOSING or not row["forced_rows"]:
+            raise CheckError("the histories never came to a forced token: the comparison says nothing")
+    return rows
+
+
+def decision_step() -> list[Row]:
+    """The plugin's part of a step: launches, synchronisations, allocations, microseconds."""
+    rows = []
+    for batch in (1, 64, 256):
+        run = Decoding("cuda", batch, BAR_VOCAB, 4096)
+        raw = torch.randn(batch, BAR_VOCAB, device="cuda").bfloat16()
+        logits = raw.float()
+
+        def once() -> None:
+            run.tap(raw)  # noqa: B023  # called within the iteration
+            run.apply(logits)  # noqa: B023
+
+        for _ in range(3):
+            run.advance()
+            once()
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_stats()["allocation.all.allocated"]
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for _ in range(5):
+                once()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        allocated = torch.cuda.memory_stats()["allocation.all.allocated"] - before
+        start = time.perf_counter()
+        for _ in range(50):
+            once()
+        host = (time.perf_counter() - start) / 50 * 1e6
+        torch.cuda.synchronize()
+        row: Row = {"what": "decision_step", "rows": batch, "vocab": BAR_VOCAB, "syncs": 0, "allocations": allocated}
+        rows.append(row | {"host_us": round(host, 1), "launches": launches_of(once)})
+    counts = {row["launches"] for row in rows if row["launches"] is not None}
+    for row in rows:
+        print(f"{row['rows']} rows: {row['launches']} launches, host {row['host_us']} µs, no synchronisation")
+    if counts and max(counts) > MOST_LAUNCHES:
+        raise CheckError(f"a step takes {max(counts)} launches, {MOST_LAUNCHES} are expected at most")
+    timed = kernels.measure_apply(Timer("cuda"), (1, 8, 32, 64, 128, 256, 512), BAR_VOCAB, 4096, 40)
+    kernels.apply_table(timed)
+    return [*rows, *timed]
+
+
+def launches_of(call: Callable[[], object]) -> int | None:
+    """Kernels that a call launches, None where the profiler does not work."""
+    try:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            call()
+            torch.cuda.synchronize()
+        kinds = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    except Exception as error:  # CUPTI is missing or refused: the count is the only thing lost
+        print(f"no profiler here: {type(error).__name__}: {error}")
+        return None
+    return len(kinds) or None
+
+
+#: Run in this order: a function that raises `CheckError` or returns rows.
 CHECKS: dict[str, Callable[[], list[Row]]] = {
     "correctness": correctness,
     "determinism": determinism,
@@ -143,6 +247,8 @@ CHECKS: dict[str, Callable[[], list[Row]]] = {
     "bandwidth": bandwidth,
     "chained": chained,
     "step": step,
+    "decision": decision,
+    "decision_step": decision_step,
 }
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 import torch
 
 from benchmarks.measure import Row, Timer, interval_fields, provenance, show, write_rows
+from benchmarks.synthetic import Decoding
 from earlystop.kernels import mask, similarity, stats
 
 VOCABULARIES = (32_000, 49_152, 128_256, 151_936)
@@ -133,6 +134,64 @@ def measure_step(timer: Timer, rows: int, vocab: int, hidden: int, count: int) -
     return [shape | {"what": name} | interval_fields("earlystop_us", values) for name, values in times.items()]
 
 
+class Step:
+    """A call of a decoding step that needs the engine's part before it (`Timer.rounds` calls ``prepare`` untimed)."""
+
+    def __init__(self, decoding: Decoding, call: Callable[[], object]) -> None:
+        self.prepare = decoding.advance
+        self._call = call
+
+    def __call__(self) -> object:
+        """Runs it."""
+        return self._call()
+
+
+def apply_calls(device: str, rows: int, vocab: int, hidden: int) -> dict[str, Callable[[], object]]:
+    """The plugin's part of a decoding step, whole and in pieces, and what it is compared with."""
+    raw = torch.randn(rows, vocab, device=device).mul_(4).bfloat16()
+    logits, target = raw.float(), torch.empty_like(raw)
+    runs = [Decoding(device, rows, vocab, hidden) for _ in range(3)]
+    for run in runs:
+        run.tap(raw)
+
+    def whole() -> None:
+        runs[0].tap(raw)
+        runs[0].apply(logits)
+
+    return {
+        "tap": lambda: runs[1].tap(raw),
+        "decide": Step(runs[2], lambda: runs[2].decide(runs[2].out.values, runs[2].out.argmax)),
+        "apply": Step(runs[1], lambda: runs[1].apply(logits)),
+        "tap + apply": Step(runs[0], whole),
+        "torch": lambda: torch_stats(raw),
+        "copy": lambda: target.copy_(raw),
+    }
+
+
+def measure_apply(timer: Timer, batches: Iterable[int], vocab: int, hidden: int, count: int) -> list[Row]:
+    """Microseconds of the plugin's part of a step: no engine, random text, every rule computed, none fires."""
+    found = []
+    for rows in batches:
+        times = timer.rounds(apply_calls(timer.device, rows, vocab, hidden), count)
+        row: Row = {"benchmark": "kernels", "what": "apply", "rows": rows, "vocab": vocab, "hidden": hidden}
+        row |= {"dtype": "bf16", "rounds": count}
+        for name, values in times.items():
+            row |= interval_fields(f"{name.replace(' + ', '_')}_us", values)
+        for other in ("torch", "copy"):
+            pairs = zip(times[other], times["tap + apply"], strict=True)
+            row |= interval_fields(f"over_{other}", [theirs / ours for theirs, ours in pairs])
+        found.append(row)
+    return found
+
+
+def apply_table(rows: Iterable[Row]) -> None:
+    """Print what `measure_apply` found."""
+    names = ("tap", "decide", "apply", "tap_apply", "torch", "copy")
+    lines = [(r["vocab"], r["rows"], *(f"{r[f'{name}_us']:.1f}" for name in names), r["over_torch"]) for r in rows]
+    columns = ("vocab", "rows", "tap", "decide", "apply", "tap + apply", "torch statistics", "copy", "× torch")
+    show("the plugin's part of a step, µs", columns, lines)
+
+
 def zero_sync() -> Row:
     """Run a step's kernels while any synchronisation raises, and count what they allocate.
 
@@ -175,6 +234,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--vocab", type=int, nargs="+", help="vocabularies; default 32k to 152k on a GPU")
     parser.add_argument("--dtype", choices=tuple(DTYPES), nargs="+", default=["bf16"])
     parser.add_argument("--rounds", type=int, default=50, help="timed runs of each subject (default 50)")
+    parser.add_argument("--hidden", type=int, default=4096, help="width of the hidden states (default 4096)")
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     parser.add_argument("--threads", type=int, default=1, help="torch threads on a CPU (default 1)")
     parser.add_argument("--json", metavar="OUT", help="append one JSON row a measurement to this file")
@@ -187,11 +247,16 @@ def main(arguments: list[str] | None = None) -> None:
     shapes = [(rows, vocab, dtype) for dtype in args.dtype for vocab in vocabularies for rows in batches]
     found = measure(timer, shapes, args.rounds, compile_rows=() if args.no_compile else batches[-1:])
     table(found)
-    step = measure_step(timer, batches[-1], vocabularies[-1], 4096, args.rounds)
+    step = measure_step(timer, batches[-1], vocabularies[-1], args.hidden, args.rounds)
     found += step
     fields = ("earlystop_us", "earlystop_us_low", "earlystop_us_high")
     lines = [(r["what"], *(f"{r[field]:.1f}" for field in fields)) for r in step]
-    show(f"one step, {batches[-1]} rows × {vocabularies[-1]}, hidden 4096", ("call", "µs", "low", "high"), lines)
+    show(
+        f"one step, {batches[-1]} rows × {vocabularies[-1]}, hidden {args.hidden}", ("call", "µs", "low", "high"), lines
+    )
+    applied = [row for vocab in vocabularies for row in measure_apply(timer, batches, vocab, args.hidden, args.rounds)]
+    apply_table(applied)
+    found += applied
     if args.device == "cuda":
         found.append(zero_sync())
         print(f"zero-sync proof: {found[-1]['syncs']} synchronisations, {found[-1]['allocations']} allocations")
