@@ -229,3 +229,7 @@ N_REPORT = R_NEXT + N_STATS + 1
 # Columns of the per-token trace (float64), one row per committed token.
 (Q_TOKEN, Q_TOP1, Q_ENTROPY, Q_MARGIN_THINK, Q_MARGIN_EOS, Q_ARGMAX, Q_EVENT, Q_SIMILARITY, Q_NOVELTY) = range(9)
 N_TRACE = 9
+
+# Columns of the model's `header` (int32): lengths of the tags and of the closing sequence, and sizes.
+H_OPEN_LEN, H_SHUT_LEN, H_CLOSE_LEN, H_TAG_AT, H_VOCAB, H_COSTS, H_GRAM_SIZE, H_DEPTH = 0, 1, 2, 3, 4, 5, 6, 7
+N_HEADER = 8

@@ -1,6 +1,6 @@
 """One source, three targets: binds the portable functions to numba, to Triton or to plain Python.
 
-The functions of `text`, `scan`, `budget`, `rules`, `closing`, `decide` and `programs` only name each other,
+The functions of `text`, `scan`, `budget`, `rules`, `closing`, `decide` and of the programs only name each other,
 the constants of `layout` and the primitives of `portable`. Rebinding those names in a fresh namespace and
 compiling every function there gives the same decision on a CPU (numba, which vLLM brings) and on a GPU
 (Triton), to the bit: int32 and float64 arithmetic, fused multiply-add off in both.
@@ -17,10 +17,25 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from earlystop.control import budget, closing, decide, layout, portable, programs, replay, rules, scan, text
+from earlystop.control import (
+    budget,
+    closing,
+    commit,
+    decide,
+    drafts,
+    layout,
+    portable,
+    replay,
+    rules,
+    scan,
+    start,
+    step,
+    text,
+    tokens,
+)
 
 REPLAY: tuple[Any, ...] = (replay.note_state, replay.replay_program)  # the rest of that module is host code
-MODULES: tuple[ModuleType, ...] = (text, scan, closing, budget, rules, decide, programs)
+MODULES: tuple[ModuleType, ...] = (text, scan, closing, budget, rules, decide, tokens, start, commit, drafts, step)
 PRIMITIVES = ("load", "store", "f64", "real", "i32", "i64", "nan", "cycle_step", "last_match")
 
 
@@ -108,7 +123,7 @@ def numba_namespace() -> dict[str, Any]:
 
 @cache
 def triton_namespace() -> dict[str, Any]:
-    """The functions as Triton device functions; `triton_programs.py` holds the kernels around them."""
+    """The functions as Triton device functions; `triton_kernels.py` holds the kernels around them."""
     import triton
     import triton.language as tl
 

@@ -34,7 +34,8 @@ from earlystop.control.layout import (
     WOULD_REASON,
 )
 from earlystop.control.portable import f64, load, store
-from earlystop.control.programs import cost_of, flags_of, reset_slot
+from earlystop.control.start import reset_slot
+from earlystop.control.tokens import cost_of, flags_of
 from earlystop.errors import StreamError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from earlystop.control import programs
+from earlystop.control import layout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,14 +67,14 @@ class Tables:
         )
 
     def header(self, gram_size: int, depth: int) -> list[int]:
-        """The H_* columns of `programs.py`."""
-        header = [0] * programs.N_HEADER
-        header[programs.H_OPEN_LEN] = len(self.token_table.opening)
-        header[programs.H_SHUT_LEN] = len(self.token_table.closing)
-        header[programs.H_CLOSE_LEN] = len(self.token_table.sequence)
-        header[programs.H_TAG_AT] = self.token_table.tag_at
-        header[programs.H_VOCAB] = self.flags.shape[0]
-        header[programs.H_COSTS] = int(self.has_costs)
-        header[programs.H_GRAM_SIZE] = gram_size
-        header[programs.H_DEPTH] = depth
+        """The H_* columns of `layout.py`."""
+        header = [0] * layout.N_HEADER
+        header[layout.H_OPEN_LEN] = len(self.token_table.opening)
+        header[layout.H_SHUT_LEN] = len(self.token_table.closing)
+        header[layout.H_CLOSE_LEN] = len(self.token_table.sequence)
+        header[layout.H_TAG_AT] = self.token_table.tag_at
+        header[layout.H_VOCAB] = self.flags.shape[0]
+        header[layout.H_COSTS] = int(self.has_costs)
+        header[layout.H_GRAM_SIZE] = gram_size
+        header[layout.H_DEPTH] = depth
         return header
