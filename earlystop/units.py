@@ -133,7 +133,8 @@ def utf8_flags(piece: bytes) -> int:
         byte = piece[-back]
         if byte & 0xC0 == 0x80:
             continue
-        size = 4 if byte >= 0xF0 else 3 if byte >= 0xE0 else 2 if byte >= 0xC0 else 1
+        # C0, C1 and F5 to FF begin no code point (RFC 3629, section 3).
+        size = 4 if 0xF0 <= byte < 0xF5 else 3 if 0xE0 <= byte < 0xF0 else 2 if 0xC2 <= byte < 0xE0 else 1
         need = max(0, size - back)
         break
     return need * layout.T_UTF8_NEED
@@ -225,7 +226,7 @@ def compile_tokenizer(
     Args:
         tokenizer: a transformers tokenizer.
         vocab_size: width of the logits; ids beyond the tokenizer decode to nothing.
-        eos: ids that end a response.
+        eos: ids that end a response; ids that no logit has are left out.
         think_start: the tag that opens the thinking; None finds the well-known pairs.
         think_end: the tag that closes it, given with `think_start` or not at all.
         close_text: transition text before the end tag; None takes TRANSITION.
@@ -235,6 +236,7 @@ def compile_tokenizer(
     Raises:
         ConfigError: a configured tag that the tokenizer does not have, or a closing sequence too long.
     """
+    eos = tuple(token for token in eos if 0 <= token < vocab_size)
     pieces = token_bytes(tokenizer, vocab_size)
     special = set(getattr(tokenizer, "all_special_ids", ()))
     flags = np.zeros(vocab_size, np.int32)

@@ -21,7 +21,7 @@ from earlystop.control.params import policy_columns
 from earlystop.control.state import Controller, Rows, Start, Verdict
 from earlystop.control.tables import Tables
 from earlystop.resolved import Resolved
-from earlystop.units import TokenTable, symbols_of, utf8_flags
+from earlystop.units import TokenTable, piece_symbols, utf8_flags
 
 THINK, SHUT, EOS, TOOL, TOOL_END, NEWLINE, BLANK, WAIT, JSON, JSON_END = range(1, 11)
 W: Final = tuple(range(11, 20))  # ordinary words, each with a space in front
@@ -79,7 +79,7 @@ def toy_table(
     symbols: list[int] = []
     for token in range(VOCAB):
         piece = TEXT.get(token, b"")
-        symbols.extend(symbols_of(piece.decode("utf-8", errors="replace")))
+        symbols.extend(piece_symbols(piece))
         offsets[token + 1] = len(symbols)
         flags[token] |= utf8_flags(piece)
         if piece[:1].isspace():

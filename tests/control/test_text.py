@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 
 from earlystop.control import layout, scan
 from earlystop.control.layout import E_FULL, E_LINE, E_SAFE, E_SENTENCE, E_UNIT
-from earlystop.units import symbols_of
+from earlystop.units import piece_symbols, symbols_of
 
 STATE = ("LINE", "MARKS", "INLINE", "FENCE", "JSON_DEPTH", "JSON_STRING", "JSON_ESCAPE", "SENTENCE", "WORD", "DIGITS")
 STATE = (*STATE, "DANGLING", "TICKS")
 
 
-def read(pieces: Iterable[str]) -> list[tuple[int, dict[str, int]]]:
+def read(pieces: Iterable[str | bytes]) -> list[tuple[int, dict[str, int]]]:
     """Event bits and automaton state after each piece of a text."""
     ints = np.zeros(layout.N_INTS, np.int32)
     out = []
     for piece in pieces:
-        symbols = symbols_of(piece)
+        symbols = symbols_of(piece) if isinstance(piece, str) else piece_symbols(piece)
         bits = scan.scan_text(ints, 0, 0, symbols, (0, len(symbols)))
         out.append((bits, {name: int(ints[getattr(layout, name)]) for name in STATE}))
     return out
@@ -267,3 +267,42 @@ def test_a_terminator_that_is_split_over_tokens_ends_a_sentence() -> None:
             seen.append(python["scan_text"](ints, 0, 0, symbols, offsets) & layout.E_FULL)
         assert bool(seen[-1]) is ends, text
         assert not any(seen[:-1]), text
+
+
+SCRIPTS = [
+    "好的",
+    "。",
+    "」",
+    "：",
+    "？",
+    "।",
+    "؟",
+    "”",
+    " word",
+    "\n",
+    ". ",
+    "```",
+    '{"k": ',
+    '"',
+    "}",
+    "naïve",
+    "😀ok",
+]
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.sampled_from(SCRIPTS), min_size=1, max_size=15), st.data())
+def test_bytes_of_a_code_point_in_several_tokens_read_as_the_code_point(parts: list[str], data: st.DataObject) -> None:
+    """A split inside a character changes nothing at the ends of characters: a terminator in pieces ends a sentence."""
+    text = "".join(parts)
+    raw = text.encode()
+    cuts = sorted(data.draw(st.sets(st.integers(1, max(1, len(raw) - 1)))))
+    edges = [0, *[cut for cut in cuts if cut < len(raw)], len(raw)]
+    letters = read(text)
+    whole = {len(text[:n].encode()): n for n in range(1, len(text) + 1)}
+    steps = read([raw[a:b] for a, b in pairwise(edges)])
+    for end, (bits, state) in zip(edges[1:], steps, strict=True):
+        if end in whole:
+            expected_bits, expected = letters[whole[end] - 1]
+            assert {**state, "WORD": 0} == {**expected, "WORD": 0}
+            assert bits & (E_SENTENCE | E_FULL) == expected_bits & (E_SENTENCE | E_FULL)
