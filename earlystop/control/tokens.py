@@ -1,4 +1,4 @@
-"""The model's tables at work on one token: its cost and flags, and folding in what nobody measured (portable source)."""
+"""The model's tables at work on one token: its cost and flags, and folding in what nobody measured."""
 
 from __future__ import annotations
 
