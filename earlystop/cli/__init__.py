@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 
 
 def main() -> None:
@@ -13,4 +14,5 @@ def main() -> None:
         if (error.name or "").partition(".")[0] not in ("typer", "rich", "zmq"):
             raise
         sys.exit(f"the earlystop command needs {error.name}: pip install 'earlystop[cli,bus]'")
+    warnings.filterwarnings("ignore", category=FutureWarning)  # of libraries about each other, at every start
     app()

@@ -100,6 +100,7 @@ def prepare(model: str, runner: Runner, around: Surroundings) -> None:
     around.default("VLLM_LOGGING_LEVEL", "WARNING")
     around.default("VLLM_NO_USAGE_STATS", "1")
     around.default("TOKENIZERS_PARALLELISM", "false")
+    around.default("TORCH_CPP_LOG_LEVEL", "ERROR")
     if runner != "auto":
         around.set("VLLM_USE_V2_MODEL_RUNNER", _RUNNER_ENV[runner])
     looks_local = model.startswith((".", "/", "~"))
@@ -130,7 +131,8 @@ def engine_arguments(
     from vllm.platforms import current_platform
     from vllm.triton_utils import HAS_TRITON
 
-    arguments: dict[str, Any] = {"model": local_path(model), "disable_log_stats": True, **given}
+    quiet = {"disable_log_stats": True, "use_tqdm_on_load": False}
+    arguments: dict[str, Any] = {"model": local_path(model), **quiet, **given}
     if current_platform.is_cpu():
         arguments |= on_cpu or {}
         around.default("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
