@@ -85,6 +85,17 @@ def adapt_budget(ints: Any, base: Any, floats: Any, fbase: Any, entropy: Any) ->
     return bits
 
 
+def foresee_budget(ints: Any, base: Any, floats: Any, fbase: Any, depth: Any) -> None:
+    """On the copy of a slot that plans drafts: takes the budget for grown where their statistics may let it grow.
+
+    A stop comes a few tokens late then, like that of any rule that waits for statistics, and never early.
+    """
+    reference = load(floats, fbase + REF_ENTROPY)
+    open_yet = (load(ints, base + ADAPT) == 1) & (load(ints, base + ADAPTED) == 0) & (reference == reference)
+    if open_yet & (load(ints, base + ADAPT_N) + depth > load(ints, base + ADAPT_WINDOW)):
+        store(floats, fbase + BUDGET, load(floats, fbase + BUDGET) * real(BUDGET_UP))
+
+
 def take_extra(ints: Any, base: Any, floats: Any, fbase: Any) -> Any:
     """Takes in budget that was added from outside: re-arms the warning, calls off an ending for the budget."""
     bits = 0

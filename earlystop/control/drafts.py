@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from earlystop.control.budget import foresee_budget
 from earlystop.control.closing import next_forced, plan_flags, plan_force
 from earlystop.control.layout import (
     CAME_FROM,
@@ -142,6 +143,7 @@ def plan_drafts(
     for column in range(N_FLOATS):
         store(floats, fbase + column, load(floats, slot * N_FLOATS + column))
     store(ints, base + UNIT_STATS, 0)  # statistics of drafts are not in: no score on part of a unit
+    foresee_budget(ints, base, floats, fbase, depth)
     close_at = load(header, H_OPEN_LEN) + load(header, H_SHUT_LEN)
     kept = 1
     alive = 1

@@ -329,6 +329,21 @@ def test_b5_what_was_forced_on_an_old_budget_is_finished_not_begun_again(k: int,
         assert len(request.at(O_DECIDED)) == 1
 
 
+def test_b5_a_budget_that_is_extended_after_a_drafts_row_was_forced() -> None:
+    """What was forced before the wish arrived stands in the text: it is finished, once."""
+    sim = Sim(toy_table(transition=(WAIT, 12, 13)), depth=5)
+    request = Request([*W, *W], policy=resolved(budget=3), max_tokens=14)
+    sim.add(request)
+    sim.step()
+    sim.step(drafts=lambda r: [*W[1:3], WAIT, 12])
+    assert request.output == [*W[:3], WAIT, 12, 13]
+    sim.controller.command([request.slot], extra=100.0)
+    sim.run()
+    assert request.output[3:7] == [WAIT, 12, 13, SHUT]
+    assert request.forced == [3, 4, 5, 6]
+    assert request.reasons(O_DECIDED) == [RC_BUDGET]
+
+
 # --- B10: no combination leaves nothing to choose -------------------------------------------------
 
 

@@ -278,7 +278,9 @@ class SignalRules(Batch):
         upto = min(first, *(oracle.at(O_DECIDED) or [first]))
         self.counters_equal(request, oracle, [c for c in COLUMNS if c != layout.R_CLOSE_KIND], upto - 1)
         ends_anywhere = not set(request.plan) - {*PROSE, EOS} and request.min_end == 0
-        if oracle.forced and len(request.output) > first + self.sim.depth - 1 and ends_anywhere:
+        late = request.output[first : first + self.sim.depth - 1]
+        ended = {SHUT, EOS} & set(late)  # the model's own end came in between
+        if oracle.forced and len(request.output) > first + self.sim.depth - 1 and ends_anywhere and not ended:
             assert request.forced
             assert first <= request.forced[0] < first + self.sim.depth
         for at in request.forced:  # whatever was begun came whole, and once
