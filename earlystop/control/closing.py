@@ -165,6 +165,8 @@ def begin_close(ints: Any, base: Any, floats: Any, fbase: Any, cursor: Any) -> A
         store(ints, base + CLOSE_KIND, CLOSE_STOP)
         if load(ints, base + TOKENS) < load(ints, base + MIN_END):
             bits = 0
+        if load(ints, base + STOP_IDS + load(ints, base + REASON)) < 0:
+            bits = 0  # no token ends this request
     if bits > 0:
         store(ints, base + PHASE, PHASE_CLOSING)
         store(ints, base + CURSOR, cursor)

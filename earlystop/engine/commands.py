@@ -26,7 +26,9 @@ _BY_NAME = {str(reason): reason for reason in StopReason}
 
 def control_key() -> str:
     """What tells our own control requests from a client's; the same in all processes of an engine."""
-    return os.environ.setdefault(KEY_ENV, secrets.token_hex(16))
+    if not os.environ.get(KEY_ENV):
+        os.environ[KEY_ENV] = secrets.token_hex(16)
+    return os.environ[KEY_ENV]
 
 
 @dataclass(frozen=True)
@@ -63,12 +65,13 @@ class Command:
             reason, extra = fields["stop"], float(fields["extend"])
             sane = 0.0 <= extra < float("inf") and isinstance(fields["id"], str)
             if not sane or not hmac.compare_digest(str(fields["key"]), control_key()):
-                raise ValueError(text)
+                raise ValueError
             return cls(fields["id"], reason=_BY_NAME[reason] if reason else None, extra=extra)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            # `from None`: the text holds the key
             raise ConfigError(
                 "earlystop_control: this key is made by earlystop's own code only; leave it out"
-            ) from error
+            ) from None
 
     @classmethod
     def read(cls, policy: Policy | None) -> Command | None:

@@ -5,11 +5,21 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from vllm.v1.sample.logits_processor.interface import LogitsProcessor as V1Interface
-from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcessor as V2Interface
-
 from earlystop.engine import compat
 from earlystop.engine.compat import logger
+
+try:
+    from vllm.v1.sample.logits_processor.interface import LogitsProcessor as V1Interface
+    from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcessor as V2Interface
+except ImportError as error:  # another vLLM: an entry point that raises would keep its engine from starting
+    from vllm.v1.sample.logits_processor import LogitsProcessor as V1Interface
+
+    class V2Interface:  # type: ignore[no-redef]
+        """Stands in where this vLLM has no such interface."""
+
+    _IMPORT_ERROR: str | None = f"this vLLM lacks an interface that earlystop needs ({error})"
+else:
+    _IMPORT_ERROR = None
 
 if TYPE_CHECKING:
     import torch
@@ -57,6 +67,8 @@ class EarlyStopLogitsProcessor(V1Interface, V2Interface):
     def _why_not(vllm_config: Any) -> str | None:
         if compat.disabled():
             return "EARLYSTOP_DISABLE=1"
+        if _IMPORT_ERROR is not None:
+            return _IMPORT_ERROR
         if any(instance._vllm_config is vllm_config for instance in _working):
             return "it is loaded twice, by entry point and explicitly; the first instance works"
         return compat.unsupported_reason()
@@ -83,29 +95,36 @@ class EarlyStopLogitsProcessor(V1Interface, V2Interface):
 
     def update_state(self, batch_update: Any) -> None:
         """V1: the batch changed."""
-        if self._rows is not None:
-            self._rows.update_state(batch_update)  # type: ignore[union-attr]
+        self._guarded("update_state", None, batch_update)
 
     # --- V2 ---------------------------------------------------------------------------------------
 
     def add_request(self, req_idx: int, sampling_params: SamplingParams) -> bool:
         """V2: a request enters a slot; True when opted in."""
-        return self._rows is not None and self._rows.add_request(req_idx, sampling_params)  # type: ignore[union-attr]
+        return bool(self._guarded("add_request", False, req_idx, sampling_params))
 
     def apply_staged_writes(self) -> None:
         """V2: before the forward pass of a step with new requests."""
-        if self._rows is not None:
-            self._rows.apply_staged_writes()  # type: ignore[union-attr]
+        self._guarded("apply_staged_writes", None)
 
     # --- both -------------------------------------------------------------------------------------
 
     def apply(self, logits: torch.Tensor, ctx: Any = None) -> torch.Tensor:
         """Judges the batch and writes forced tokens and masks into `logits`, in place."""
+        arguments = (logits,) if ctx is None else (logits, ctx)
+        written: torch.Tensor = self._guarded("apply", logits, *arguments)
+        return written
+
+    def _guarded(self, method: str, otherwise: Any, *arguments: Any) -> Any:
+        """Calls the adapter; what fails there ends early stopping, never a request (docs/how-it-works.md)."""
         if self._rows is None:
-            return logits
-        if ctx is None:
-            return self._rows.apply(logits)  # type: ignore[call-arg]
-        return self._rows.apply(logits, ctx)  # type: ignore[call-arg]
+            return otherwise
+        try:
+            return getattr(self._rows, method)(*arguments)
+        except Exception as error:
+            rows, self._rows = self._rows, None
+            rows.processor.fault(method, error, None)
+            return otherwise
 
 
 def register() -> None:

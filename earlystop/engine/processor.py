@@ -175,12 +175,17 @@ class Processor:
                 self.by_stream.pop(stream, None)
             self.stream_of[slot] = ""
 
+    def release(self, slot: int) -> None:
+        """The request in `slot` has ended, where the runner says so."""
+        self._forget(slot)
+        self.active[slot] = self.grammar[slot] = self.edited[slot] = False
+
     def _idle(self, slot: int) -> bool:
         if self.active[slot]:
             self.controller.stage(
                 slot, np.zeros(layout.PHASE, np.int32), np.zeros(layout.BUDGET, np.float64)
             )  # MODE 0: nobody's
-        self.active[slot] = self.grammar[slot] = False
+        self.active[slot] = self.grammar[slot] = self.edited[slot] = False
         return False
 
     def _start(self, slot: int, params: SamplingParams, resolved: Resolved, prompt_len: int) -> bool:
@@ -250,19 +255,21 @@ class Processor:
         """Brings staged admissions to the device."""
         self.controller.flush(start)
 
-    def step(self, logits: torch.Tensor, rows: Rows, batch: np.ndarray[Any, Any]) -> None:
+    def step(self, logits: torch.Tensor, rows: Rows, batch: np.ndarray[Any, Any], *, first_row: int = 0) -> None:
         """One call of vLLM's `apply` with opted-in rows in it; changes `logits` in place.
 
-        `batch` are the slots in it, on the host: what is known of them there saves launches.
+        `batch` are the slots in it, on the host: what is known of them there saves launches. `first_row` is where the
+        rows begin in the forward that made them, when they are one chunk of it.
         """
         try:
-            self._step(logits, rows, bool(self.grammar[batch].any()), bool(self.edited[batch].any()))
+            any_grammar, any_edited = bool(self.grammar[batch].any()), bool(self.edited[batch].any())
+            self._step(logits, rows, first_row, any_grammar, any_edited)
         except Exception as error:  # no row can be named: early stopping ends for all, the requests go on
             self.fault("step", error, None)
 
-    def _step(self, logits: torch.Tensor, rows: Rows, any_grammar: bool, any_edited: bool) -> None:
+    def _step(self, logits: torch.Tensor, rows: Rows, first_row: int, any_grammar: bool, any_edited: bool) -> None:
         ending = self.tables.ending
-        tapped = TAP.take(rows.slot.shape[0])
+        tapped = TAP.take(rows.slot.shape[0], first_row)
         values = argmax = hidden = None
         if tapped is not None:
             values, argmax = tapped.values, tapped.argmax

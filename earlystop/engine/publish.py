@@ -164,7 +164,12 @@ class Reporter:
         self._thread.start()
 
     def _run(self) -> None:
-        self._outlet = Outlet(self._bus, dp_rank=self._dp_rank, flush=self.flush)
+        try:
+            self._outlet = Outlet(self._bus, dp_rank=self._dp_rank, flush=self.flush)
+        except Exception:
+            logger.exception("earlystop cannot publish: no signals from this engine")
+            self._muted = True
+            return
         while not self._closed:
             self._wake.wait(_PAUSE_S)
             self._wake.clear()
@@ -212,16 +217,16 @@ class Reporter:
             self._send(out)
 
     def _take_over(self, owner: Owner, out: list[Signal]) -> None:
-        former = self._owners.pop(owner.slot, None)
-        if former is not None:
-            self._finish(former, out)
-        back = next(
-            (o for o in self._owners.values() if o.stream == owner.stream and o.request_id == owner.request_id), None
-        )
-        if back is not None and owner.request_id is not None:  # the same request, preempted and resumed
-            owner.reason, owner.closed = back.reason, back.closed
-            owner.traced, owner.trace = back.traced, back.trace
-            owner.announced = True
+        for slot, known in list(self._owners.items()):
+            same = owner.request_id is not None and known.request_id == owner.request_id
+            if same and known.stream == owner.stream:  # preempted and resumed, here or in another slot
+                owner.reason, owner.closed, owner.invalid = known.reason, known.closed, known.invalid
+                owner.announced, owner.told = known.announced, known.told
+                owner.traced, owner.trace = known.traced, known.trace
+                del self._owners[slot]
+            elif slot == owner.slot:
+                self._finish(known, out)
+                del self._owners[slot]
         self._owners[owner.slot] = owner
 
     def _latest_of(self, owner: Owner) -> Array | None:

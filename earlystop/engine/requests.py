@@ -37,8 +37,12 @@ def v2_request_ids() -> RequestIds | None:
     return None if ids is None else ids.get
 
 
-def v1_request_ids() -> RequestIds:
-    """Ids of V1's batch rows, from the `InputBatch` that called `update_state`; asked from within that call, once."""
+def v1_request_ids() -> Callable[[list[int]], str | None]:
+    """Ids of V1's requests by their output lists, from the `InputBatch` that called `update_state`.
+
+    To be asked from within that call, once. By list and not by row: at that point the batch is already in its final
+    order, while the update still speaks of rows before its moves.
+    """
 
     def pick(names: Mapping[str, Any]) -> Any | None:
         owner = names.get("self")
@@ -46,8 +50,12 @@ def v1_request_ids() -> RequestIds:
 
     batch = in_call_stack(pick)
 
-    def request_id(row: int) -> str | None:
-        ids = [] if batch is None else batch.req_ids
-        return ids[row] if row < len(ids) else None
+    def request_id(output: list[int]) -> str | None:
+        if batch is None:
+            return None
+        for row, known in enumerate(batch.req_output_token_ids):
+            if known is output and row < len(batch.req_ids):
+                return str(batch.req_ids[row])
+        return None
 
     return request_id

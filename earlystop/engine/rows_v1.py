@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from earlystop.control.state import Rows, Start
 from earlystop.engine.compat import logger
 from earlystop.engine.processor import Processor
-from earlystop.engine.requests import RequestIds, v1_request_ids
+from earlystop.engine.requests import v1_request_ids
 from earlystop.engine.tap import TAP
 
 if TYPE_CHECKING:
@@ -41,8 +42,8 @@ class V1Rows:
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         slots = vllm_config.scheduler_config.max_num_seqs
         self.device = device
-        self._ids: RequestIds | None = None
-        self._row_being_added = 0
+        self._ids: Callable[[list[int]], str | None] | None = None
+        self._output_being_added: list[int] = []
         self.processor = Processor(
             vllm_config, runner="v1", slots=slots, depth=1, device=device, request_id_of=self._request_id
         )
@@ -62,10 +63,13 @@ class V1Rows:
             )
 
     def _request_id(self, _slot: int) -> str | None:
-        """Asked while `update_state` admits a row; the row, not the slot, is what `InputBatch` knows."""
+        """Asked while `update_state` admits a request.
+
+        The request is known by its list of output tokens: rows in the update are older than the batch's order.
+        """
         if self._ids is None:
             self._ids = v1_request_ids()
-        return self._ids(self._row_being_added)
+        return self._ids(self._output_being_added)
 
     # --- the batch --------------------------------------------------------------------------------
 
@@ -80,7 +84,7 @@ class V1Rows:
         started: list[tuple[int, list[int], list[int]]] = []
         for row, params, prompt, output in update.added:
             self._release(row)  # an added request may replace one that was never removed
-            self._row_being_added = row
+            self._output_being_added = output
             slot = self.free.pop()
             if self.processor.admit(slot, params, len(prompt or ())):
                 self.slot_of_row[row] = slot
@@ -105,7 +109,7 @@ class V1Rows:
         slot = int(self.slot_of_row[row])
         if slot >= 0:
             self.slot_of_row[row] = -1
-            self.processor.active[slot] = self.processor.grammar[slot] = False
+            self.processor.release(slot)
             self.outputs[slot] = []
             self.free.append(slot)
 

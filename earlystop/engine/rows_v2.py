@@ -78,5 +78,6 @@ class V2Rows:
             token=ctx.input_ids,
             total_len=self.req_states.total_len.gpu,
         )
-        self.processor.step(logits, rows, batch)
+        # A chunk of the rejection sampler is a slice of the step's tensors: its offset tells which rows these are.
+        self.processor.step(logits, rows, batch, first_row=int(ctx.pos.storage_offset()))
         return logits

@@ -32,7 +32,7 @@ class Tap:
     """What the last call of the layer measured. One per process: a worker runs one target model.
 
     The last call before `apply` counts: prompt-logprob passes and drafters call the layer as well, after
-    sampling. The rejection sampler calls `apply` for chunks of requests, so a cursor hands out rows in order.
+    sampling. The rejection sampler calls `apply` for chunks of requests, which name their rows by place.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,6 @@ class Tap:
         self._buffers: Stats | None = None
         self._stats: Stats | None = None
         self._hidden: torch.Tensor | None = None
-        self._cursor = 0
         self._misses = 0
 
     def install(self, ending: torch.Tensor, vocab: int, max_rows: int) -> None:
@@ -65,7 +64,6 @@ class Tap:
     def drop(self) -> None:
         """Forgets the last measurement, and with it the reference to the hidden states."""
         self._stats = self._hidden = None
-        self._cursor = 0
 
     def record(self, hidden: torch.Tensor, logits: torch.Tensor | None) -> None:
         """Measures the rows that were just made, unless they are none of ours or a graph is being captured."""
@@ -80,17 +78,25 @@ class Tap:
             return
         if logits.is_cuda and torch.cuda.is_current_stream_capturing():
             return
-        self._stats = logit_stats(logits, self.ending, self._buffers.first(logits.shape[0]))
-        self._hidden = hidden
+        try:
+            self._stats = logit_stats(logits, self.ending, self._buffers.first(logits.shape[0]))
+            self._hidden = hidden
+        except Exception:  # this is the model's own forward: it must not fail for us
+            self.ending = None
+            logger.exception("earlystop could not measure the logits and measures no more")
 
-    def take(self, rows: int) -> Tapped | None:
-        """The next `rows` rows of the last forward, or None where there was none that matches."""
+    def take(self, rows: int, begin: int = 0) -> Tapped | None:
+        """Rows begin to begin + rows of the last forward, or None where there was none that matches.
+
+        By place, not in turn: of the chunks that the rejection sampler makes, vLLM skips those without an opted-in
+        request, and nobody is told.
+        """
         self.want()
-        stats, hidden, begin = self._stats, self._hidden, self._cursor
-        if stats is None or hidden is None or begin + rows > stats.argmax.shape[0]:
+        stats, hidden = self._stats, self._hidden
+        end = begin + rows
+        if stats is None or hidden is None or end > stats.argmax.shape[0]:
             self.drop()
             return None
-        self._cursor = end = begin + rows
         if end == stats.argmax.shape[0]:
             self.drop()
             if begin == 0:
@@ -123,7 +129,9 @@ class TappedLogitsProcessor(LogitsLayer):
     ) -> torch.Tensor | None:
         """vLLM's forward, then the measurement."""
         logits: torch.Tensor | None = LogitsLayer.forward(self, lm_head, hidden_states, embedding_bias, skip_gather)
-        if TAP.wanted and not skip_gather:
+        if skip_gather:  # batch-sharded sampling: an older measurement must not pass for this one's
+            TAP.drop()
+        elif TAP.wanted:
             TAP.record(hidden_states, logits)
         return logits
 
