@@ -9,9 +9,10 @@ Every request generates exactly ``--tokens`` tokens (min_tokens = max_tokens, gr
 
 * tokens/s: tokens of all requests over the seconds from the first engine step to the last
 * ratio: tokens/s over that of plain in the same round; median over rounds, 95 % interval bootstrapped over rounds
-* ratio of steps: the same of the median decode step, which a step that another process interrupts does not move
-* ratio of CPU: the same of CPU seconds a token, over all threads of the process. With one thread (``--threads 1``: two
-  that wait for each other burn time in doing so) this is the steadiest on a machine that others use
+* of steps: the same of the tenth percentile of a round's decode steps. On a machine that others use this is nearest to
+  what an idle one would show: nine steps in ten may be disturbed
+* of CPU: the same of CPU seconds a token, over all threads of the process; only with ``--threads 1`` (threads that wait
+  for each other burn time in doing so)
 * TPOT: vLLM's, (E2EL - TTFT) / (n - 1)
 * own time: a separate pass with timers around the tap and the processor's calls, set from outside, as a share of the
   engine's steps
@@ -153,19 +154,24 @@ def summary(mine: list[dict[str, Any]], plain: list[dict[str, Any]]) -> Row:
     """The fields of an arm, from its rounds and plain's."""
     speed = [r["tokens"] / r["seconds"] for r in mine]
     ratio = interval([s / (p["tokens"] / p["seconds"]) for s, p in zip(speed, plain, strict=True)])
-    step = [statistics.median(r["decode_steps"]) for r in mine]
-    step_ratio = interval([statistics.median(p["decode_steps"]) / s for p, s in zip(plain, step, strict=True)])
+    step = [tenth(r) for r in mine]
+    step_ratio = interval([tenth(p) / s for p, s in zip(plain, step, strict=True)])
     cpu_ratio = interval([p["cpu_seconds"] / r["cpu_seconds"] for p, r in zip(plain, mine, strict=True)])
     row: Row = {"tokens_per_s": round(statistics.median(speed), 1)}
     row |= {"tokens_per_s_min": round(min(speed), 1), "tokens_per_s_max": round(max(speed), 1)}
     for name, values in (("ratio", ratio), ("step_ratio", step_ratio), ("cpu_ratio", cpu_ratio)):
         row |= {key: round(v, 4) for key, v in zip((name, f"{name}_low", f"{name}_high"), values, strict=True)}
-    every = sorted(s for r in mine for s in r["decode_steps"])
-    row |= {"step_ms": round(statistics.median(every) * 1e3, 3)}
-    row |= {"step_ms_p10": round(every[len(every) // 10] * 1e3, 3)}
+    row |= {"step_ms": round(statistics.median(s for r in mine for s in r["decode_steps"]) * 1e3, 3)}
+    row |= {"step_ms_p10": round(statistics.median(step) * 1e3, 3)}
     row |= {"tpot_ms": round(statistics.median(r["tpot"] for r in mine) * 1e3, 3)}
     row |= {"cpu_ms_per_token": round(statistics.median(r["cpu_seconds"] / r["tokens"] for r in mine) * 1e3, 3)}
     return row
+
+
+def tenth(result: dict[str, Any]) -> float:
+    """Tenth percentile of a run's decode steps (sorted by the child)."""
+    steps: list[float] = result["decode_steps"]
+    return steps[len(steps) // 10]
 
 
 def own_time(timed: dict[str, Any]) -> Row:
@@ -188,7 +194,7 @@ def table(rows: Sequence[Row]) -> None:
         ratios = [
             f"{r[n]:.3f} ({r[n + '_low']:.3f}-{r[n + '_high']:.3f})" for n in ("ratio", "step_ratio", "cpu_ratio")
         ]
-        lines.append((r["batch"], r["what"], r["tokens_per_s"], *ratios, r["step_ms"], r["tpot_ms"], share, bar))
+        lines.append((r["batch"], r["what"], r["tokens_per_s"], *ratios, r["step_ms_p10"], r["tpot_ms"], share, bar))
     columns = ("batch", "arm", "tokens/s", "ratio (95 %)", "of steps", "of CPU", "step ms", "TPOT ms", "own", "bar")
     show("overhead", columns, lines)
     stages = [r for r in rows if "stages_us_per_step" in r]
@@ -250,8 +256,7 @@ def main(arguments: list[str] | None = None) -> None:
     ):
         os.environ.setdefault(name, value)
     if args.threads and device == "cpu":
-        last = (os.cpu_count() or 1) - 1
-        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = f"{last - args.threads + 1}-{last}"
+        os.environ |= {"OMP_NUM_THREADS": str(args.threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     if args.model is None or Path(args.model).is_dir():
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
     arms = ["plain", *(arm for arm in ARMS if arm in args.arms and arm != "plain")]
@@ -266,14 +271,18 @@ def main(arguments: list[str] | None = None) -> None:
         origin["model"] = Path(engine["model"]).name
         rows.append(first_use(children))
         print("first use: " + ", ".join(f"{k} {v}" for k, v in rows[0].items() if k not in ("benchmark", "what")))
+        if args.json:
+            write_rows(args.json, [rows[0] | origin])
         for batch in args.batch:
-            rows += measure(children, batch, args.tokens, args.rounds, arms)
+            found = measure(children, batch, args.tokens, args.rounds, arms)
+            rows += found
+            if args.json:  # at once: a run takes minutes
+                write_rows(args.json, [row | origin for row in found])
     finally:
         for child in children.values():
             child.close()
     table(rows[1:])
     if args.json:
-        write_rows(args.json, [row | origin for row in rows])
         print(f"{len(rows)} rows appended to {args.json}")
 
 

@@ -291,3 +291,28 @@ def test_the_answer_room_holds_against_a_budget_that_ends_late() -> None:
     """An ending for the budget that waits in its grace closes when the answer's room is reached."""
     request = play([GLUED], answer_room=20, budget=50, max_tokens=80, grace=64)
     assert 80 - request.forced[-1] - 1 >= 20
+
+
+def test_a_close_that_does_not_fit_any_more_is_the_tag_alone() -> None:
+    """Half a transition text would be worse than none: near the limit the end tag closes by itself."""
+    table = toy_table(transition=[WAIT] * 10)
+    request = play([11], table, budget=4, max_tokens=10)
+    assert request.output == [11, 11, 11, 11, SHUT, 11, 11, 11, 11, 11]
+    fits = play([11], table, budget=4, max_tokens=16)
+    assert fits.output == [11] * 4 + [WAIT] * 10 + [SHUT, 11]
+
+
+@pytest.mark.parametrize(("line_at", "first"), [(9, 15), (10, 11), (11, 12)])
+def test_a_line_end_will_do_after_half_the_grace(line_at: int, first: int) -> None:
+    """Budget 5, grace 10: a line end counts from the fifth token of waiting on, else the wait goes to its end."""
+    plan = [GLUED] * line_at + [NEWLINE] + [GLUED] * 20
+    request = play(plan, budget=5, grace=10, max_tokens=60)
+    assert request.forced[0] == first
+
+
+def test_in_the_last_tokens_of_the_grace_the_end_of_a_word_will_do() -> None:
+    """Budget 5, grace 10: not inside a word at token 15, but before the last word that begins from token 11 on."""
+    inside = [*[GLUED] * 10, 11, *[GLUED] * 20]
+    assert play(inside, budget=5, grace=10, max_tokens=60).forced[0] == 15
+    before = [*[GLUED] * 12, 11, *[GLUED] * 20]
+    assert play(before, budget=5, grace=10, max_tokens=60).forced[0] == 12

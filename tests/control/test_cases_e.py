@@ -175,6 +175,14 @@ def test_e5_units_must_agree_one_after_the_other(alike: list[bool | None], decid
     assert request.at(O_DECIDED) == ([] if decided is None else [decided])
 
 
+def test_e5_similarity_at_its_threshold_is_not_over_it() -> None:
+    """A threshold of 1 never stops: no cosine is over it."""
+    request = play(units_plan(8), PLAIN, similarity=1.0, novelty=1.0, patience=1, max_tokens=60, hidden=2,
+                   states=lambda p: (1.0, 0.0))  # fmt: skip
+    assert request.forced == []
+    assert 1.0 in [row[layout.Q_SIMILARITY] for row in request.trace]
+
+
 def test_e5_similar_units_with_fresh_content_do_not_stop() -> None:
     """Novelty must be low too: an enumeration of new things goes on, however alike its states."""
     fresh = [token for i in range(8) for token in (*MORE[6 * i : 6 * i + 6], BLANK)]
@@ -506,3 +514,35 @@ def test_a_response_budget_leaves_the_answer_its_room() -> None:
     assert request.output[10:12] == [WAIT, SHUT]
     assert request.output[-1] == EOS
     assert request.forced[2] - 10 == 15
+
+
+# --- units: how long they are ---------------------------------------------------------------------
+
+
+def unit_ends(plan: list[int]) -> list[int]:
+    """Tokens after which a unit ends."""
+    request = play(plan, PLAIN, mode="observe", max_tokens=len(plan) + 1)
+    return [i + 1 for i, row in enumerate(request.trace) if int(row[layout.Q_EVENT]) & layout.E_UNIT]
+
+
+@pytest.mark.parametrize(
+    ("plan", "ends"),
+    [
+        ([*[11] * 14, NEWLINE, 12], []),
+        ([*[11] * 15, NEWLINE, 12], [16]),
+        ([11, 11, BLANK, 11, 11, BLANK, 12], [6]),
+        ([11, 11, 11, BLANK, 12], [4]),
+        ([*[11] * 94, DOT, 12], []),
+        ([*[11] * 95, DOT, 12], [96]),
+        ([*[11] * 130], [128]),
+    ],
+)
+def test_units_end_by_line_sentence_and_length(plan: list[int], ends: list[int]) -> None:
+    """A line end from 16 tokens on, a sentence end from 96, hard at 128; under 4 tokens a unit joins the next."""
+    assert unit_ends(plan) == ends
+
+
+def test_a_thinking_tag_ends_the_unit() -> None:
+    """However short: the answer is another text."""
+    request = play([11, SHUT, 12, 13], mode="observe", max_tokens=5)
+    assert int(request.trace[1][layout.Q_EVENT]) & layout.E_UNIT
