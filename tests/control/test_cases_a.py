@@ -302,7 +302,7 @@ def test_a_close_that_does_not_fit_any_more_is_the_tag_alone() -> None:
     assert fits.output == [11] * 4 + [WAIT] * 10 + [SHUT, 11]
 
 
-@pytest.mark.parametrize(("line_at", "first"), [(9, 15), (10, 11), (11, 12)])
+@pytest.mark.parametrize(("line_at", "first"), [(8, 15), (9, 10), (10, 11)])
 def test_a_line_end_will_do_after_half_the_grace(line_at: int, first: int) -> None:
     """Budget 5, grace 10: a line end counts from the fifth token of waiting on, else the wait goes to its end."""
     plan = [GLUED] * line_at + [NEWLINE] + [GLUED] * 20
