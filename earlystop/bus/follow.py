@@ -9,6 +9,7 @@ from typing import Self
 
 import zmq
 
+from earlystop.bus.ending import end_context
 from earlystop.bus.endpoint import discover, is_dead, reachable, replay_of
 from earlystop.bus.wire import END_SEQ, FLUSH, TOPIC, Batch, decode_batch, decode_end, decode_signals
 from earlystop.errors import StreamError
@@ -264,7 +265,7 @@ class Followers:
         """Free every socket."""
         for follower in self._followers.values():
             follower.close()
-        self._context.term()
+        end_context(self._context)
 
     def __enter__(self) -> Self:
         return self

@@ -13,6 +13,7 @@ from typing import Self
 import msgspec
 import zmq
 
+from earlystop.bus.ending import end_context
 from earlystop.bus.endpoint import claim_free, default_endpoint, for_rank, replay_of
 from earlystop.bus.waker import Waker
 from earlystop.bus.wire import END_SEQ, FLUSH, SCHEMA, TOPIC, Batch, ReplayEnd, encode_batch, encode_signals
@@ -219,7 +220,7 @@ class Publisher:
     def _free(self, linger_ms: int) -> None:
         for socket in self._sockets:
             socket.close(linger=linger_ms)
-        self._context.term()
+        end_context(self._context)
         self._claim.release()
         self._waker.close()
 

@@ -17,6 +17,7 @@ from typing import Self
 import msgspec
 import zmq
 
+from earlystop.bus.ending import end_context
 from earlystop.bus.endpoint import SINK_ENV, Claim, checked, runtime_dir, sweep
 from earlystop.bus.sink_writer import DATA, FINAL, GOODBYE, SYNCED, SinkMessage
 from earlystop.bus.waker import Waker
@@ -235,7 +236,7 @@ class SinkReader:
 
     def _free(self) -> None:
         self._socket.close(linger=100)
-        self._context.term()
+        end_context(self._context)
         self._claim.release()
         self._waker.close()
 

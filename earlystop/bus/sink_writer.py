@@ -15,6 +15,7 @@ from typing import Self
 import msgspec
 import zmq
 
+from earlystop.bus.ending import end_context
 from earlystop.bus.endpoint import SINK_ENV
 from earlystop.bus.waker import Waker
 from earlystop.bus.wire import SCHEMA, encode_signals
@@ -164,5 +165,5 @@ class SinkWriter:
 
     def _free(self) -> None:
         self._socket.close(linger=0)
-        self._context.term()
+        end_context(self._context)
         self._waker.close()
