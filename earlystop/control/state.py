@@ -47,6 +47,17 @@ class Verdict(NamedTuple):
     trace: torch.Tensor
 
 
+class _Parts(NamedTuple):
+    """Views of this step's arrays, for so many rows."""
+
+    rows: int
+    committed: torch.Tensor
+    unit_end: torch.Tensor
+    unit_slot: torch.Tensor
+    similarity: torch.Tensor
+    verdict: Verdict
+
+
 @dataclass(frozen=True)
 class Start:
     """Where the tokens of (re)admitted slots lie: entry p is tokens[base[p] : base[p] + prefill_len[p]].
@@ -125,6 +136,7 @@ class Controller:
         self.units = units.alloc_units(slots, hidden, device, centre) if hidden else None
         self.hidden = torch.zeros(slots, depth, hidden, dtype=dtype, device=device) if hidden else None
         self._staged: dict[int, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = {}
+        self._parts: _Parts | None = None
         # By id: these tensors live as long as we do, so no other one can have theirs.
         self._flat: dict[int, np.ndarray[Any, Any]] = {}
         for kept in (*vars(self).values(), *vars(tables).values()):
@@ -209,7 +221,7 @@ class Controller:
         n = rows.slot.shape[0]
         if n > self.rows:
             raise ValueError(f"{n} logits rows for {self.slots} slots of {self.depth} rows")
-        t = self.tables
+        t, parts = self.tables, self._first(n)
         if stats is None or argmax is None:
             stats, argmax = self.no_stats, self.no_argmax
         self._launch(
@@ -221,12 +233,11 @@ class Controller:
         )  # fmt: skip
         if self.units is not None and self.hidden is not None and hidden is not None:
             units.unit_similarity(
-                self.hidden, self.committed[:n], self.unit_end[:n], self.unit_slot[:n], self.units,
-                self.unit_similarity[:n],
-            )  # fmt: skip
+                self.hidden, parts.committed, parts.unit_end, parts.unit_slot, self.units, parts.similarity
+            )
             units.stash_hidden(hidden, rows.slot, rows.local, self.hidden)
         else:
-            self.unit_similarity[:n].fill_(float("nan"))
+            parts.similarity.fill_(float("nan"))
         self._launch(
             "judge",
             n,
@@ -236,7 +247,20 @@ class Controller:
             self.flags, self.grammar, self.report, self.trace, t.flags, t.symbols, t.symbol_offsets, t.costs,
             t.sequence, self.header,
         )  # fmt: skip
-        return Verdict(self.force[:n], self.flags[:n], self.grammar[:n], self.report[:n], self.trace[:n])
+        return parts.verdict
+
+    def _first(self, n: int) -> _Parts:
+        """The first n rows of this step's arrays: the same from step to step, while the batch is."""
+        if self._parts is None or self._parts.rows != n:
+            self._parts = _Parts(
+                n,
+                self.committed[:n],
+                self.unit_end[:n],
+                self.unit_slot[:n],
+                self.unit_similarity[:n],
+                Verdict(self.force[:n], self.flags[:n], self.grammar[:n], self.report[:n], self.trace[:n]),
+            )
+        return self._parts
 
     def _launch(self, stage: str, n: int, *arguments: Any) -> None:
         if self.on_gpu:

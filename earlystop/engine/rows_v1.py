@@ -30,6 +30,7 @@ class _Layout(NamedTuple):
     slots: Array  # [n] their slots
     prompt_len: Array  # [n]
     outputs: list[list[int]]  # vLLM's own lists, which grow
+    shared: Rows | None  # on a CPU: tensors over our own arrays
 
 
 class V1Rows:
@@ -150,22 +151,26 @@ class V1Rows:
         self.total_len[slots] = layout.prompt_len + [len(output) for output in outputs]
         pos = self._pos[:n]
         np.subtract(self.total_len[table], 1, out=pos)
-        rows = Rows(
-            slot=self._upload(table),
+        rows = layout.shared or self._rows(n)
+        self.processor.step(logits, rows, slots)
+        return logits
+
+    def _rows(self, n: int) -> Rows:
+        return Rows(
+            slot=self._upload(self.slot_of_row[:n]),
             local=self._zeros[:n],
-            pos=self._upload(pos),
+            pos=self._upload(self._pos[:n]),
             token=self._upload(self._tokens[:n]),
             total_len=self._upload(self.total_len),
         )
-        self.processor.step(logits, rows, slots)
-        return logits
 
     def _lay_out(self, n: int) -> _Layout:
         table = self.slot_of_row[:n]
         opted_in = np.nonzero(table >= 0)[0]
         slots = table[opted_in]
         self._tokens[:] = PLACEHOLDER
-        return _Layout(n, opted_in, slots, self.prompt_len[slots], [self.outputs[slot] for slot in slots])
+        shared = self._rows(n) if self.device.type == "cpu" else None
+        return _Layout(n, opted_in, slots, self.prompt_len[slots], [self.outputs[slot] for slot in slots], shared)
 
     def _upload(self, array: Array) -> torch.Tensor:
         """The array as a tensor: shared on a CPU, where the step is done before it is written again."""
