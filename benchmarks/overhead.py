@@ -5,10 +5,15 @@ One run, rounds interleaved, on one model: plain vLLM (our entry points hidden f
 in child processes; the one that is not measured is stopped (SIGSTOP), so that not even its idle threads run. The order
 of the arms turns from round to round.
 
+The engine that starts second is the faster one, whichever it is, by some 5 % for as long as both live (seen on a CPU).
+So everything is done twice, with the plain engine started first and with the plain engine started second, and every
+ratio is the geometric mean of the two.
+
 Every request generates exactly ``--tokens`` tokens (min_tokens = max_tokens, greedy, in all arms). Reported:
 
 * tokens/s: tokens of all requests over the seconds from the first engine step to the last
-* ratio: tokens/s over that of plain in the same round; median over rounds, 95 % interval bootstrapped over rounds
+* ratio: tokens/s over that of plain in the same rounds; median over rounds, 95 % interval bootstrapped over rounds
+* same: the ratio to "not asked", which runs in the same process
 * of steps: the same of the tenth percentile of a round's decode steps. On a machine that others use this is nearest to
   what an idle one would show: nine steps in ten may be disturbed
 * of CPU: the same of CPU seconds a token, over all threads of the process; only with ``--threads 1`` (threads that wait
@@ -21,12 +26,13 @@ Every request generates exactly ``--tokens`` tokens (min_tokens = max_tokens, gr
 from __future__ import annotations
 
 import argparse
+import math
 import multiprocessing
 import os
 import signal
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,8 +114,11 @@ def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
     return float(np.median(values)), float(low), float(high)
 
 
-def measure(children: dict[bool, Child], batch: int, tokens: int, rounds: int, arms: Sequence[str]) -> list[Row]:
-    """One row an arm at this batch size."""
+Half = dict[str, list[dict[str, Any]]]  # results by arm, one a round, of one order of starting
+
+
+def collect(children: dict[bool, Child], batch: int, tokens: int, rounds: int, arms: Sequence[str]) -> Half:
+    """Runs all rounds at this batch size, and one more of every arm with the plugin, with timers on."""
     from earlystop.demo.prompts import DEMO_PROMPTS
 
     prompts = [DEMO_PROMPTS[i % len(DEMO_PROMPTS)].text for i in range(batch)]
@@ -117,55 +126,76 @@ def measure(children: dict[bool, Child], batch: int, tokens: int, rounds: int, a
 
     def ask(arm: str, method: str = "run", **more: Any) -> dict[str, Any]:
         plugin, sampling = ARMS[arm]
+        before = machine_seconds()
         found = children[plugin].ask(method, prompts, base | sampling | more)
         expected = batch * more.get("max_tokens", tokens)
         if found["tokens"] != expected:
             raise RuntimeError(f"{arm} gave {found['tokens']} tokens instead of {expected}: the arms do not compare")
-        return found
+        others = max(0.0, machine_seconds() - before - found["cpu_seconds"]) / found["seconds"]
+        return found | {"others": others, "load": os.getloadavg()[0]}
 
-    busy: dict[str, list[float]] = {arm: [] for arm in arms}
     for arm in arms:  # fills the prefix cache and whatever is made at a first call
         ask(arm, min_tokens=8, max_tokens=8)
-    results: dict[str, list[dict[str, Any]]] = {arm: [] for arm in arms}
-    loads = []
+    half: Half = {arm: [] for arm in arms}
     for number in range(rounds):
         turn = number % len(arms)
         for arm in (*arms[turn:], *arms[:turn]):
-            before = machine_seconds()
-            found = ask(arm)
-            results[arm].append(found)
-            busy[arm].append(max(0.0, machine_seconds() - before - found["cpu_seconds"]) / found["seconds"])
-        loads.append(os.getloadavg()[0])
-        print(f"batch {batch}: round {number + 1} of {rounds}, load {loads[-1]:.1f}", file=sys.stderr, flush=True)
-    rows = []
+            half[arm].append(ask(arm))
+        load = half[arms[0]][-1]["load"]
+        print(f"batch {batch}: round {number + 1} of {rounds}, load {load:.1f}", file=sys.stderr, flush=True)
     for arm in arms:
-        row: Row = {"benchmark": "overhead", "what": arm, "batch": batch, "tokens": tokens, "rounds": rounds}
-        row |= {"load_1min": round(statistics.median(loads), 1)} | summary(results[arm], results[arms[0]])
-        row["others_cpus"] = round(statistics.median(busy[arm]), 2)
+        if ARMS[arm][0]:
+            half[arm][-1]["timed"] = ask(arm, "run_timed")
+    return half
+
+
+def paired(halves: Sequence[Half], arm: str, base: str, value: Callable[[dict[str, Any]], float]) -> list[float]:
+    """`value` of an arm over that of another, round by round, as the geometric mean over the halves."""
+    logs = [
+        [math.log(value(mine) / value(other)) for mine, other in zip(half[arm], half[base], strict=True)]
+        for half in halves
+    ]
+    return [math.exp(statistics.fmean(of_round)) for of_round in zip(*logs, strict=True)]
+
+
+def summarise(batch: int, tokens: int, halves: Sequence[Half]) -> list[Row]:
+    """One row an arm."""
+    rows = []
+    for arm in halves[0]:
+        mine = [result for half in halves for result in half[arm]]
+        row: Row = {"benchmark": "overhead", "what": arm, "batch": batch, "tokens": tokens}
+        row |= {"rounds": len(halves[0][arm]), "orders": len(halves)}
+        for name, digits, scale, value in (
+            ("load_1min", 1, 1.0, lambda r: r["load"]),
+            ("others_cpus", 2, 1.0, lambda r: r["others"]),
+            ("tokens_per_s", 1, 1.0, speed),
+            ("step_ms", 3, 1e3, lambda r: statistics.median(r["decode_steps"])),
+            ("step_ms_p10", 3, 1e3, tenth),
+            ("tpot_ms", 3, 1e3, lambda r: r["tpot"]),
+            ("cpu_ms_per_token", 3, 1e3, lambda r: r["cpu_seconds"] / r["tokens"]),
+        ):
+            row[name] = round(statistics.median(map(value, mine)) * scale, digits)
+        for name, base, value in (
+            ("ratio", "plain", speed),
+            ("step_ratio", "plain", lambda r: 1 / tenth(r)),
+            ("cpu_ratio", "plain", lambda r: 1 / r["cpu_seconds"]),
+            ("same_ratio", "not asked", speed),
+        ):
+            if name != "same_ratio" or (ARMS[arm][0] and base in halves[0]):
+                values = interval(paired(halves, arm, base, value))
+                row |= {key: round(v, 4) for key, v in zip((name, f"{name}_low", f"{name}_high"), values, strict=True)}
+        if ARMS[arm][0]:
+            row |= own_time([half[arm][-1]["timed"] for half in halves])
         if arm in BARS:
             row |= {"bar": BARS[arm], "meets_bar": row["ratio_high"] >= BARS[arm]}
-        if ARMS[arm][0]:
-            row |= own_time(ask(arm, "run_timed"))
+            row |= {"own_share_bar": OWN_SHARE_BAR, "meets_own_share": row["own_share"] <= OWN_SHARE_BAR}
         rows.append(row)
     return rows
 
 
-def summary(mine: list[dict[str, Any]], plain: list[dict[str, Any]]) -> Row:
-    """The fields of an arm, from its rounds and plain's."""
-    speed = [r["tokens"] / r["seconds"] for r in mine]
-    ratio = interval([s / (p["tokens"] / p["seconds"]) for s, p in zip(speed, plain, strict=True)])
-    step = [tenth(r) for r in mine]
-    step_ratio = interval([tenth(p) / s for p, s in zip(plain, step, strict=True)])
-    cpu_ratio = interval([p["cpu_seconds"] / r["cpu_seconds"] for p, r in zip(plain, mine, strict=True)])
-    row: Row = {"tokens_per_s": round(statistics.median(speed), 1)}
-    row |= {"tokens_per_s_min": round(min(speed), 1), "tokens_per_s_max": round(max(speed), 1)}
-    for name, values in (("ratio", ratio), ("step_ratio", step_ratio), ("cpu_ratio", cpu_ratio)):
-        row |= {key: round(v, 4) for key, v in zip((name, f"{name}_low", f"{name}_high"), values, strict=True)}
-    row |= {"step_ms": round(statistics.median(s for r in mine for s in r["decode_steps"]) * 1e3, 3)}
-    row |= {"step_ms_p10": round(statistics.median(step) * 1e3, 3)}
-    row |= {"tpot_ms": round(statistics.median(r["tpot"] for r in mine) * 1e3, 3)}
-    row |= {"cpu_ms_per_token": round(statistics.median(r["cpu_seconds"] / r["tokens"] for r in mine) * 1e3, 3)}
-    return row
+def speed(result: dict[str, Any]) -> float:
+    """Tokens per second of a run."""
+    return float(result["tokens"] / result["seconds"])
 
 
 def tenth(result: dict[str, Any]) -> float:
@@ -174,15 +204,19 @@ def tenth(result: dict[str, Any]) -> float:
     return steps[len(steps) // 10]
 
 
-def own_time(timed: dict[str, Any]) -> Row:
+def own_time(timed: Sequence[dict[str, Any]]) -> Row:
     """Our share of the engine's steps, and microseconds a step of every stage."""
-    stages = timed["stages"]
-    own = sum(stage["seconds"] for name, stage in stages.items() if name[0] != " " and name != "publisher thread")
-    row: Row = {"own_share": round(own / timed["seconds"], 5), "own_us_per_step": round(own / timed["steps"] * 1e6, 1)}
-    row["stages_us_per_step"] = {
-        name.strip(): round(stage["seconds"] / timed["steps"] * 1e6, 1) for name, stage in stages.items()
-    }
+    steps, seconds = sum(run["steps"] for run in timed), sum(run["seconds"] for run in timed)
+    stages = {name: sum(run["stages"][name]["seconds"] for run in timed) for name in timed[0]["stages"]}
+    own = sum(spent for name, spent in stages.items() if name[0] != " " and name != "publisher thread")
+    row: Row = {"own_share": round(own / seconds, 5), "own_us_per_step": round(own / steps * 1e6, 1)}
+    row["stages_us_per_step"] = {name.strip(): round(spent / steps * 1e6, 1) for name, spent in stages.items()}
     return row
+
+
+def spread(row: Row, name: str) -> str:
+    """A ratio with its interval, empty where the row has none."""
+    return f"{row[name]:.3f} ({row[name + '_low']:.3f}-{row[name + '_high']:.3f})" if name in row else ""
 
 
 def table(rows: Sequence[Row]) -> None:
@@ -191,11 +225,21 @@ def table(rows: Sequence[Row]) -> None:
     for r in rows:
         bar = "" if "bar" not in r else f"{'met' if r['meets_bar'] else 'MISSED'} (≥ {r['bar']})"
         share = f"{r['own_share']:.2%}" if "own_share" in r else ""
-        ratios = [
-            f"{r[n]:.3f} ({r[n + '_low']:.3f}-{r[n + '_high']:.3f})" for n in ("ratio", "step_ratio", "cpu_ratio")
-        ]
+        ratios = [spread(r, name) for name in ("ratio", "step_ratio", "cpu_ratio", "same_ratio")]
         lines.append((r["batch"], r["what"], r["tokens_per_s"], *ratios, r["step_ms_p10"], r["tpot_ms"], share, bar))
-    columns = ("batch", "arm", "tokens/s", "ratio (95 %)", "of steps", "of CPU", "step ms", "TPOT ms", "own", "bar")
+    columns = (
+        "batch",
+        "arm",
+        "tokens/s",
+        "ratio (95 %)",
+        "of steps",
+        "of CPU",
+        "same",
+        "step ms",
+        "TPOT ms",
+        "own",
+        "bar",
+    )
     show("overhead", columns, lines)
     stages = [r for r in rows if "stages_us_per_step" in r]
     if stages:
@@ -235,7 +279,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--model", help="a checkpoint's folder or a hub name (default: SmolLM2-135M-Instruct)")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=5, help="rounds for each order of starting (default 5)")
     parser.add_argument("--tokens", type=int, default=128, help="tokens of every request (default 128)")
     parser.add_argument("--arms", nargs="+", choices=tuple(ARMS), default=list(ARMS), help="plain always joins")
     parser.add_argument("--runner", choices=("v1", "v2"), help="vLLM's model runner (default: vLLM's choice)")
@@ -261,27 +305,28 @@ def main(arguments: list[str] | None = None) -> None:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
     arms = ["plain", *(arm for arm in ARMS if arm in args.arms and arm != "plain")]
     engine = engine_arguments(args.model, device)
-    children: dict[bool, Child] = {}
+    halves: dict[int, list[Half]] = {batch: [] for batch in args.batch}
     rows: list[Row] = []
-    try:
-        for plugin in (False, True):
-            children[plugin] = Child(plugin, engine)
-        ours = children[True].facts
-        origin = {k: v for k, v in ours.items() if not k.endswith("_s")} | provenance(device)
-        origin["model"] = Path(engine["model"]).name
-        rows.append(first_use(children))
-        print("first use: " + ", ".join(f"{k} {v}" for k, v in rows[0].items() if k not in ("benchmark", "what")))
-        if args.json:
-            write_rows(args.json, [rows[0] | origin])
-        for batch in args.batch:
-            found = measure(children, batch, args.tokens, args.rounds, arms)
-            rows += found
-            if args.json:  # at once: a run takes minutes
-                write_rows(args.json, [row | origin for row in found])
-    finally:
-        for child in children.values():
-            child.close()
-    table(rows[1:])
+    for order in ((False, True), (True, False)):
+        children: dict[bool, Child] = {}
+        try:
+            for plugin in order:
+                children[plugin] = Child(plugin, engine)
+            rows.append(first_use(children))
+            for batch in args.batch:
+                halves[batch].append(collect(children, batch, args.tokens, args.rounds, arms))
+            ours = children[True].facts
+        finally:
+            for child in children.values():
+                child.close()
+    origin = {k: v for k, v in ours.items() if not k.endswith("_s")} | provenance(device)
+    origin["model"] = Path(engine["model"]).name
+    for row in rows:
+        print("first use: " + ", ".join(f"{k} {v}" for k, v in row.items() if k not in ("benchmark", "what")))
+    rows += [row for batch, both in halves.items() for row in summarise(batch, args.tokens, both)]
+    if args.json:
+        write_rows(args.json, [row | origin for row in rows])
+    table([row for row in rows if row["what"] in ARMS])
     if args.json:
         print(f"{len(rows)} rows appended to {args.json}")
 
